@@ -1,0 +1,26 @@
+"""hotstart: from process start to the first token over HTTP in the least time the hardware permits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+if TYPE_CHECKING:
+    from hotstart.engine.llm import LLM
+    from hotstart.messages import SamplingParams
+
+
+def __getattr__(name: str) -> object:
+    """Import on first use: ``import hotstart`` itself costs nothing."""
+    if name == "LLM":
+        from hotstart.engine.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from hotstart.messages import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module 'hotstart' has no attribute {name!r}")

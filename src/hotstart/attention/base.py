@@ -1,0 +1,63 @@
+"""The seam between a model's layers and the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One layer's attention. ``window`` counts the current token; 0: none."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+
+
+@dataclass
+class BatchPlan:
+    """The sequences of one step, in batch order; tokens are flattened in that order.
+
+    ``tables[i]`` is what the block manager handed out for sequence i: physical block ids (paged),
+    or a list of one slab number (slab).
+    """
+
+    query_lens: list[int]
+    """Tokens computed in this step."""
+    context_lens: list[int]
+    """Tokens already in the KV cache before this step."""
+    tables: list[list[int]]
+    copies: list[tuple[int, int, int]] = field(default_factory=list)
+    """Prefix hits to copy before the step: (source slab, destination slab, tokens)."""
+
+
+class AttentionBackend(Protocol):
+    """Writes K and V, then attends. One object per engine; owns the KV memory."""
+
+    graph_safe: bool
+    shares_prefix: bool
+    """True: blocks are shared between sequences; False: a hit is copied."""
+    block_size: int
+
+    def refuse(self, specs: list[AttentionSpec]) -> list[str]:
+        """Reasons why these layers cannot run here; empty: they can."""
+        ...
+
+    def plan(self, batch: BatchPlan) -> Any:
+        """Prepare a step, once for all layers, without synchronising with the device."""
+        ...
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, meta: Any) -> Tensor:
+        """Attend over context and new tokens, causally.
+
+        q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim], after rope, in the
+        model's dtype. Returns [tokens, heads, head_dim].
+        """
+        ...

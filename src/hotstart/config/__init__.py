@@ -1,0 +1,1 @@
+"""What a server is told: frozen dataclasses, one flag table, one cache root."""

@@ -1,0 +1,175 @@
+"""The settings of a server, one frozen dataclass per concern.
+
+Every field is set by one row of the flag table (:mod:`hotstart.config.flags`), under the field's
+own name; defaults live here and nowhere else. The whole is sent to the engine as msgpack.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model, and how its files are read."""
+
+    model: str
+    """As given: a directory or a hub name."""
+    path: str = ""
+    """The directory it resolved to, absolute."""
+    tokenizer: str | None = None
+    served_model_name: tuple[str, ...] = ()
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    hf_token: str | None = None
+    trust_remote_code: bool = False
+    dtype: str = "auto"
+    """``auto`` (what is stored), ``float32``, ``float16`` or ``bfloat16``."""
+    seed: int = 0
+    max_model_len: int | None = None
+    """None: the model's own; -1: the largest that fits."""
+    hf_overrides: dict[str, Any] = field(default_factory=dict)
+    generation_config: str = "auto"
+    """``auto`` (from the model's directory), ``vllm`` (neutral defaults) or a directory."""
+    override_generation_config: dict[str, Any] = field(default_factory=dict)
+    download_dir: str | None = None
+    ignore_index: bool = False
+    tie_word_embeddings: bool | None = None
+    """Overrides the configuration; None: as it says."""
+    chat_template: str | None = None
+    chat_template_content_format: str = "auto"
+    default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    response_role: str = "assistant"
+    max_logprobs: int = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadConfig:
+    """How weights come into memory."""
+
+    load_format: str = "auto"
+    model_loader_extra_config: dict[str, Any] = field(default_factory=dict)
+    read_strategy: str = "auto"
+    """``auto``, ``map``, ``buffered`` or ``direct``."""
+    expect_mount: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """KV cache."""
+
+    gpu_memory_utilization: float = 0.92
+    """Share of the device's memory (on CPU: of the cgroup's limit) that hotstart may use."""
+    kv_cache_memory_bytes: int | None = None
+    block_size: int = 16
+    num_gpu_blocks_override: int | None = None
+    enable_prefix_caching: bool = True
+    kv_cache_dtype: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """What one step may hold."""
+
+    max_num_seqs: int | None = None
+    """None: 256."""
+    max_num_batched_tokens: int | None = None
+    """None: 2048 on CPU, 8192 on CUDA."""
+    max_queued_requests: int = 1024
+    enable_chunked_prefill: bool = True
+    scheduling_policy: str = "fcfs"
+    long_prefill_token_threshold: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """Ranks."""
+
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizationConfig:
+    """Eager, fused, captured, compiled."""
+
+    optimization_level: int = 2
+    enforce_eager: bool = False
+    compilation_config: dict[str, Any] = field(default_factory=dict)
+    cudagraph_capture_sizes: tuple[int, ...] | None = None
+    max_cudagraph_capture_size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """Where tensors live."""
+
+    device: str = "auto"
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+    threads: int | None = None
+    """Compute threads on CPU; None: one per usable core."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpConfig:
+    """The HTTP side."""
+
+    host: str | None = None
+    """None: all interfaces."""
+    port: int = 8000
+    uds: str | None = None
+    api_key: tuple[str, ...] = ()
+    root_path: str = ""
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0
+    allowed_origins: tuple[str, ...] = ("*",)
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    hold_requests: bool = True
+    max_held_requests: int = 256
+    shutdown_timeout: float = 30.0
+    """Seconds that running requests get after SIGTERM."""
+    max_body_bytes: int = 32 * 2**20
+    enable_request_id_headers: bool = False
+    disable_fastapi_docs: bool = False
+    enable_server_load_tracking: bool = False
+    enable_prompt_tokens_details: bool = False
+    enable_force_include_usage: bool = False
+    return_tokens_as_token_ids: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """What is printed."""
+
+    log_level: str = "info"
+    log_format: str = "text"
+    """``text`` or ``json``."""
+    enable_log_requests: bool = False
+    max_log_len: int | None = None
+    disable_log_stats: bool = False
+    uvicorn_log_level: str = "warning"
+    disable_uvicorn_access_log: bool = False
+    startup_json: str | None = None
+    use_tqdm_on_load: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything, for both processes."""
+
+    model: ModelConfig
+    load: LoadConfig = field(default_factory=LoadConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    optimization: OptimizationConfig = field(default_factory=OptimizationConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    http: HttpConfig = field(default_factory=HttpConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    cache_root: str = ""
+    """Absolute; empty: not resolved yet (see :func:`hotstart.config.cache_root.resolve`)."""

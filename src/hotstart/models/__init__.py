@@ -1,0 +1,1 @@
+"""Model families: torch-free weight specs, and forwards built from slots."""

@@ -1,0 +1,105 @@
+"""The seam between a model family and everything that uses it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
+
+from hotstart.attention.base import AttentionSpec
+from hotstart.models.spec import WeightSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from hotstart.attention.base import AttentionBackend
+
+
+class Geometry(Struct, frozen=True, kw_only=True):
+    """A decoder's shape, normalised from ``config.json``; torch-free."""
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    """Longest context the configuration allows, rope scaling included."""
+    norm_eps: float
+    activation: str
+    tie_word_embeddings: bool
+    rope: dict[str, Any] = {}
+    """transformers' ``rope_parameters`` form: ``rope_type``, ``rope_theta``, … Empty: no rope."""
+    windows: tuple[int, ...] = ()
+    """Sliding window of each layer; 0: full attention."""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    extra: dict[str, Any] = {}
+    """What only one family needs."""
+
+    def attention(self) -> list[AttentionSpec]:
+        """One entry per layer."""
+        return [
+            AttentionSpec(
+                heads=self.heads,
+                kv_heads=self.kv_heads,
+                head_dim=self.head_dim,
+                scale=self.head_dim**-0.5,
+                window=self.windows[layer] if self.windows else 0,
+            )
+            for layer in range(self.num_layers)
+        ]
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """K and V of all layers for one token."""
+        return 2 * self.num_layers * self.kv_heads * self.head_dim * dtype_bytes
+
+
+class Store(Protocol):
+    """Where weights are found by slot once the readers have filled them."""
+
+    def tensor(self, slot: str) -> Tensor | tuple[Tensor, ...]:
+        """The slot's weight; a tuple of parts, in order, where they are not adjacent in memory."""
+        ...
+
+    def has(self, slot: str) -> bool:
+        """Whether the checkpoint filled the slot (optional weights)."""
+        ...
+
+
+class Model(Protocol):
+    """A decoder ready to run."""
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: AttentionBackend, meta: Any) -> Tensor:
+        """Hidden states after the final norm. input_ids, positions: int64 [tokens]; returns [tokens, hidden]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [rows, vocab] from hidden [rows, hidden]."""
+        ...
+
+
+class Family(Protocol):
+    """One row of the registry. The first two methods never import torch."""
+
+    architectures: tuple[str, ...]
+
+    def geometry(self, config: dict[str, Any]) -> Geometry:
+        """Normalise ``config.json``; raises ModelError for what this family cannot do."""
+        ...
+
+    def specs(self, geometry: Geometry) -> list[WeightSpec]:
+        """Every weight of the model."""
+        ...
+
+    def build(
+        self, geometry: Geometry, store: Store, *, dtype: torch.dtype, device: torch.device, max_positions: int
+    ) -> Model:
+        """Bind the store's tensors into a model; copies nothing that need not be copied."""
+        ...
