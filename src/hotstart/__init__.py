@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # typing costs 8 ms, and nothing else here needs it; checkers know the name
 
 __version__ = "0.1.0"
 

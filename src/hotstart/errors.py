@@ -14,7 +14,10 @@ errors without a traceback; a traceback means a defect of ours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+TYPE_CHECKING = False  # collections costs 2 ms before the engine is started; checkers know the name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class HotstartError(Exception):
