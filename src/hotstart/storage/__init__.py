@@ -1,0 +1,1 @@
+"""Where bytes come from: files, mounts, and what of them memory already holds."""

@@ -1,0 +1,220 @@
+"""The small files of a model's directory: read once, bounded, and refused with file, line and column."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import Any, cast
+
+from hotstart.checkpoint.base import ModelFiles
+from hotstart.checkpoint.lfs import MAX_STUB, stub_error
+from hotstart.errors import HotstartError, ModelError, raise_all
+from hotstart.storage.access import read_error
+from hotstart.units import format_size
+
+MAX_JSON = 64 << 20
+MAX_TEMPLATE = 4 << 20
+MAX_TOKENIZER = 512 << 20
+MAX_TEMPLATES = 64
+
+
+def load_model_files(path: str, *, overrides: dict[str, Any] | None = None) -> ModelFiles:
+    """Read the configuration, the tokenizer's settings and the chat templates of a directory.
+
+    ``overrides`` (``--hf-overrides``) are laid over config.json, nested objects key by key. Raises
+    ModelError, or ProblemsFound with one error for each file that is absent, damaged or too large.
+    """
+    reader = _Reader(path)
+    config = reader.json("config.json")
+    if config is None and not reader.problems:
+        reader.problems.append(_no_config(path))
+    tokenizer_config = reader.json("tokenizer_config.json")
+    templates, source = _templates(reader, tokenizer_config or {})
+    files = ModelFiles(
+        path=path,
+        config=merge(config or {}, overrides or {}),
+        generation_config=reader.json("generation_config.json"),
+        tokenizer_config=tokenizer_config,
+        special_tokens_map=reader.json("special_tokens_map.json"),
+        tokenizer_json=reader.present("tokenizer.json"),
+        vocab_json=reader.present("vocab.json"),
+        merges_txt=reader.present("merges.txt"),
+        chat_template=templates.get("default"),
+        chat_templates=templates if len(templates) > 1 else {},
+        chat_template_source=source,
+    )
+    raise_all(reader.problems)
+    return files
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """``base`` with ``over`` laid on top; objects in both are merged, everything else is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def read_json(path: str, *, limit: int = MAX_JSON) -> dict[str, Any]:
+    """The object in a JSON file. Raises ModelError (with line and column) or StorageError."""
+    text = read_text(path, limit=limit)
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ModelError(
+            f"{path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}",
+            advice="Copy the file again, or correct it there",
+        ) from None
+    except RecursionError:
+        raise ModelError(f"{path} nests too deeply to be read", expected="a model's JSON file") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise ModelError(f"{path} is not usable: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds {_json_kind(value)}", expected="a JSON object ({…})")
+    return cast("dict[str, Any]", value)
+
+
+def read_text(path: str, *, limit: int) -> str:
+    """A small UTF-8 file, whole. Raises ModelError for stubs, other encodings, and over ``limit`` bytes."""
+    data = _read(path, limit)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        column = error.start - data.rfind(b"\n", 0, error.start)
+        raise ModelError(
+            f"{path} is not UTF-8: byte 0x{data[error.start]:02x} at line {line}, column {column}",
+            advice="Copy the file again, or save it as UTF-8",
+        ) from None
+
+
+def _read(path: str, limit: int, *, only_head: bool = False) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, "rb", buffering=0) as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise ModelError(f"{path} is no regular file", expected="a file")
+            if status.st_size > limit:
+                raise ModelError(
+                    f"{path} has {format_size(status.st_size)}", expected=f"at most {format_size(limit)}"
+                )
+            head = file.read(MAX_STUB)
+            if (stub := stub_error(path, head)) is not None:
+                raise stub
+            return head if only_head else head + file.read()
+    except OSError as error:
+        if isinstance(error, HotstartError):
+            raise
+        raise read_error(path, error) from None
+
+
+class _Reader:
+    """Reads files of one directory; None for absent ones, problems collected."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.problems: list[HotstartError] = []
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        try:
+            return read_json(path) if (path := self._find(name)) else None
+        except HotstartError as error:
+            self.problems.append(error)
+            return None
+
+    def text(self, name: str) -> str | None:
+        try:
+            return read_text(path, limit=MAX_TEMPLATE) if (path := self._find(name)) else None
+        except HotstartError as error:
+            self.problems.append(error)
+            return None
+
+    def present(self, name: str) -> str | None:
+        """The path of a file that someone else parses, once it is known to be readable and no stub."""
+        path = self._find(name)
+        if path is None:
+            return None
+        try:
+            _read(path, MAX_TOKENIZER, only_head=True)
+        except HotstartError as error:
+            self.problems.append(error)
+        return path
+
+    def named_templates(self) -> dict[str, str]:
+        """additional_chat_templates/NAME.jinja."""
+        folder = "additional_chat_templates"
+        try:
+            names = sorted(
+                n
+                for n in os.listdir(os.path.join(self.path, folder))
+                if n.endswith(".jinja") and n != "default.jinja"
+            )
+        except OSError:
+            return {}
+        texts = {name[: -len(".jinja")]: self.text(f"{folder}/{name}") for name in names[:MAX_TEMPLATES]}
+        return {name: text for name, text in texts.items() if text is not None}
+
+    def _find(self, name: str) -> str | None:
+        path = os.path.join(self.path, name)
+        return path if os.path.lexists(path) else None
+
+
+def _templates(reader: _Reader, tokenizer_config: dict[str, Any]) -> tuple[dict[str, str], str]:
+    """Templates by name, ``default`` among them if there is one, and the file that gave the default.
+
+    Sources in order: chat_template.jinja, tokenizer_config.json, chat_template.json (old processors).
+    """
+    jinja = reader.text("chat_template.jinja")
+    found = [("chat_template.jinja", {} if jinja is None else {"default": jinja})]
+    found.append(("tokenizer_config.json", _named(reader, tokenizer_config, "tokenizer_config.json")))
+    legacy = reader.json("chat_template.json")
+    found.append(("chat_template.json", _named(reader, legacy or {}, "chat_template.json")))
+    templates = reader.named_templates()
+    source = ""
+    for name, named in found:
+        if "default" in named and not source:
+            source = os.path.join(reader.path, name)
+        templates = {**named, **templates}  # the earlier source wins
+    return templates, source
+
+
+def _named(reader: _Reader, content: dict[str, Any], file: str) -> dict[str, str]:
+    """``chat_template`` as text, as a list of {name, template}, or as an object by name."""
+    value = content.get("chat_template")
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list) and all(isinstance(row, dict) for row in value):
+        value = {row.get("name"): row.get("template") for row in value}
+    if isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
+        return value
+    reader.problems.append(
+        ModelError(
+            f"chat_template in {os.path.join(reader.path, file)} is {_json_kind(value)}",
+            expected="a template's text, or a list of objects with name and template",
+        )
+    )
+    return {}
+
+
+def _no_config(path: str) -> ModelError:
+    try:
+        weights = any(name.endswith((".safetensors", ".bin", ".gguf")) for name in os.listdir(path))
+    except OSError:
+        weights = False
+    return ModelError(
+        f"{path} holds {'weights but ' if weights else ''}no config.json",
+        expected="a model's directory with config.json, tokenizer files and weights",
+        advice="Copy config.json and the tokenizer files from where the weights came from"
+        if weights
+        else "Check the path",
+    )
+
+
+def _json_kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
