@@ -1,0 +1,1 @@
+"""Building blocks of a forward: linear, normalisation, activation, rotary positions. Imports torch."""

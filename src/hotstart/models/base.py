@@ -56,6 +56,15 @@ class Geometry(Struct, frozen=True, kw_only=True):
             for layer in range(self.num_layers)
         ]
 
+    @property
+    def rope_depends_on_length(self) -> bool:
+        """Whether a key depends on its sequence's prompt length, beside its own position.
+
+        Then keys of prompts longer than ``rope["original_max_position_embeddings"]`` serve as a
+        cached prefix only for prompts of the same length.
+        """
+        return self.rope.get("rope_type") == "dynamic"
+
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """K and V of all layers for one token."""
         return 2 * self.num_layers * self.kv_heads * self.head_dim * dtype_bytes
@@ -76,8 +85,20 @@ class Store(Protocol):
 class Model(Protocol):
     """A decoder ready to run."""
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attention: AttentionBackend, meta: Any) -> Tensor:
-        """Hidden states after the final norm. input_ids, positions: int64 [tokens]; returns [tokens, hidden]."""
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        attention: AttentionBackend,
+        meta: Any,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm.
+
+        input_ids, positions: int64 [tokens]; returns [tokens, hidden]. lengths: int64 [tokens], each
+        token's ``max(prompt length, position + 1)``; only where
+        :attr:`Geometry.rope_depends_on_length`, and then by default position + 1.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -88,7 +109,10 @@ class Model(Protocol):
 class Family(Protocol):
     """One row of the registry. The first two methods never import torch."""
 
-    architectures: tuple[str, ...]
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Names in ``config.json`` that this family serves."""
+        ...
 
     def geometry(self, config: dict[str, Any]) -> Geometry:
         """Normalise ``config.json``; raises ModelError for what this family cannot do."""
@@ -99,7 +123,13 @@ class Family(Protocol):
         ...
 
     def build(
-        self, geometry: Geometry, store: Store, *, dtype: torch.dtype, device: torch.device, max_positions: int
+        self,
+        geometry: Geometry,
+        store: Store,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_positions: int,
     ) -> Model:
         """Bind the store's tensors into a model; copies nothing that need not be copied."""
         ...
