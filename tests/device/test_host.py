@@ -73,7 +73,7 @@ def test_a_container_sees_its_own_part_of_the_hierarchy(tmp_path: Path) -> None:
         tmp_path,
         {
             "proc/self/cgroup": "4:memory:/docker/abc",
-            "proc/self/mountinfo": "9 8 0:32 /docker/abc /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+            "proc/self/mountinfo": "9 8 0:3 /docker/abc /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
             "sys/fs/cgroup/memory/memory.limit_in_bytes": GIB,
         },
     )
