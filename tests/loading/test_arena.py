@@ -255,7 +255,7 @@ def test_a_file_cut_after_its_header_was_read_is_named(files: Files) -> None:
     arena = Arena(Layout.of([files.item("w")]), device := FakeDevice())
     checkpoint = files.checkpoint()
     os.truncate(checkpoint.files[0].path, ref.offset + 5000)
-    with pytest.raises(StorageError, match=rf"0\.safetensors ends at byte {ref.offset + 5000}"):
+    with pytest.raises(StorageError, match=rf"0\.safetensors is {ref.offset + 5000} bytes long now"):
         load(checkpoint, arena, buffer_bytes=8192)
     assert device.pinned_bytes == 0
 

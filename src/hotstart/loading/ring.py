@@ -227,9 +227,9 @@ class Loading:
                     advice="Look at the system log for errors of the disk or the network file system",
                 ) from error
             if got == 0:
+                size = os.fstat(self._files[chunk.file]).st_size
                 raise StorageError(
-                    f"{self._paths[chunk.file]} ends at byte {chunk.offset + done},"
-                    " though it was longer when its header was read",
+                    f"{self._paths[chunk.file]} is {size} bytes long now; it was longer when its header was read",
                     expected=f"at least {chunk.offset + chunk.nbytes} bytes",
                     advice="Something is writing to the model's directory; start again when it is done",
                 )
