@@ -177,6 +177,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Absolute; empty: not resolved yet (see :func:`hotstart.config.cache_root.resolve`)."""
 
 
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "model": ModelConfig,
+    "load": LoadConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "parallel": ParallelConfig,
+    "optimization": OptimizationConfig,
+    "device": DeviceConfig,
+    "http": HttpConfig,
+    "log": LogConfig,
+}
+"""The fields of :class:`Config` that are structs themselves."""
+
 _decoder = msgspec.msgpack.Decoder(Config)
 
 

@@ -1,0 +1,159 @@
+"""The door: find the command, import only that, print errors as people read them.
+
+Exit codes: 0; 1 a defect; 2 to 6 as in :mod:`hotstart.errors`; 130 after Ctrl-C. What ``serve``
+returns after signals is its own affair.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from hotstart.errors import ConfigError, HotstartError, ProblemsFound
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+USAGE = """\
+hotstart: from process start to the first token over HTTP in the least time the hardware permits
+
+usage: hotstart COMMAND …
+
+  serve MODEL            serve a model over an OpenAI-compatible HTTP API
+  check MODEL            run the checks at the head of serve and report every problem
+  bench startup MODEL    measure process start to first token, of hotstart or of another server
+
+  hotstart COMMAND --help    the flags of a command; --help=WORD: those with a word in their name
+  hotstart --version
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line (default: that of the process); returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(words)
+    except HotstartError as error:
+        print_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `hotstart serve --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 141
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        print(
+            "hotstart: this is a defect of hotstart: please report it with the lines above", file=sys.stderr
+        )
+        return 1
+
+
+def print_error(error: HotstartError) -> None:
+    """One paragraph for each problem, its advice on a line of its own; to stderr."""
+    problems = error.problems if isinstance(error, ProblemsFound) else (error,)
+    for problem in problems:
+        text = problem.found.rstrip(".")
+        if problem.expected:
+            text += f"; expected {problem.expected.rstrip('.')}"
+        print(f"hotstart: {problem.kind}: {text}.", file=sys.stderr)
+        if problem.advice:
+            print(f"  {_sentence(problem.advice)}", file=sys.stderr)
+
+
+def _sentence(text: str) -> str:
+    text = text[0].upper() + text[1:]
+    return text if text[-1] in ".?" else text + "."
+
+
+def _run(words: list[str]) -> int:
+    first = words[0] if words else ""
+    if first in ("", "help", "--help", "-h"):
+        return _help(words[1:])
+    if first in ("--version", "-V", "-v", "version"):
+        from hotstart import __version__
+
+        _print(f"hotstart {__version__}")
+        return 0
+    for name, run in COMMANDS.items():
+        parts = name.split()
+        if words[: len(parts)] == parts:
+            return _with_help(run, words[len(parts) :])
+    raise _unknown_command(words)
+
+
+def _help(words: list[str]) -> int:
+    """``hotstart help serve`` is ``hotstart serve --help``."""
+    if not words:
+        _print(USAGE.rstrip())
+        return 0
+    return _run([*words, "--help"])
+
+
+def _with_help(run: Callable[[list[str]], int], argv: list[str]) -> int:
+    from hotstart.config.command import HelpWanted
+
+    try:
+        return run(argv)
+    except HelpWanted as wanted:
+        from hotstart.config.help import help_text
+
+        _print(help_text(wanted.command, wanted.topic).rstrip())
+        return 0
+
+
+def _print(text: str) -> None:
+    print(text)
+    sys.stdout.flush()
+
+
+def _serve(argv: list[str]) -> int:
+    from hotstart.config.parse import parse_serve
+
+    parsed = parse_serve(argv, os.environ)
+    from hotstart.cli import serve
+
+    return serve.run(parsed)
+
+
+def _check(argv: list[str]) -> int:
+    from hotstart.config.parse import parse_serve
+    from hotstart.config.table import check_command
+
+    parsed = parse_serve(argv, os.environ, command=check_command())
+    from hotstart.cli import check
+
+    return check.main(parsed.config)
+
+
+def _bench_startup(argv: list[str]) -> int:
+    from hotstart.bench import startup
+
+    return startup.main(argv)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "serve": _serve,
+    "check": _check,
+    "bench startup": _bench_startup,
+}
+
+
+def _unknown_command(words: list[str]) -> ConfigError:
+    """Name the nearest command; a directory alone most likely misses ``serve``."""
+    from difflib import get_close_matches
+
+    first = words[0]
+    tried = " ".join(words[:2]) if first == "bench" else first
+    near = get_close_matches(tried, COMMANDS, n=1, cutoff=0.5)
+    if near:
+        advice = f"did you mean `hotstart {near[0]}`?"
+    elif first[0] in "/.~" or "/" in first:
+        advice = f"to serve a model: `hotstart serve {first}`"
+    else:
+        advice = "`hotstart --help` lists the commands"
+    return ConfigError(f"there is no command {tried}", expected=", ".join(COMMANDS), advice=advice)
