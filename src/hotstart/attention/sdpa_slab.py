@@ -238,7 +238,9 @@ def _wasteful(run: list[tuple[int, int, int]], context: int) -> bool:
 def _reserve(size: int) -> mmap.mmap:
     """Anonymous memory that is committed page by page when it is written."""
     try:
-        memory = mmap.mmap(-1, max(size, mmap.PAGESIZE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+        memory = mmap.mmap(
+            -1, max(size, mmap.PAGESIZE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        )
     except OSError as error:
         raise DeviceError(
             f"{size} bytes of address space for the KV cache could not be reserved ({error.strerror})",

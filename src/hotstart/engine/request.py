@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-from hotstart.messages import FinishReason, NewRequest, SamplingParams, unpack_ids
+from hotstart.messages import FinishReason, NewRequest, SamplingParams, TokenLogprobs, unpack_ids
 
 
 class Status(Enum):
@@ -66,7 +66,9 @@ class Request:
         """Chained hashes of the leading token blocks; the block manager extends it."""
         self.row = -1
         """Fixed place in the runner's per-request tensors while running."""
-        self.prompt_logprobs: list[object] | None = [None] if new.params.prompt_logprobs is not None else None
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = (
+            [None] if new.params.prompt_logprobs is not None else None
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -92,12 +94,7 @@ class Request:
     def needs_host_state(self) -> bool:
         """Whether sampling depends on tokens that must be known first, so that none may be pending."""
         p = self.params
-        return (
-            p.repetition_penalty != 1.0
-            or p.presence_penalty != 0.0
-            or p.frequency_penalty != 0.0
-            or p.min_tokens > 0
-        )
+        return p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
 
     def append(self, token: int) -> FinishReason:
         """Take in a sampled token; returns whether and why the request ends with it."""

@@ -116,6 +116,9 @@ class Scheduler:
     def _schedule_waiting(self, step: Step, budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
             request = self.waiting[0]
+            if request.pending:
+                # Preempted while a step was in flight: its last token is not known yet.
+                break
             limit = self._chunk(len(request.tokens), budget)
             if limit == 0:
                 break

@@ -1,0 +1,126 @@
+"""Import torch without what eager inference never touches.
+
+About a third of ``import torch`` is spent in packages such as ``torch.onnx`` or ``torch.export``
+that no forward pass uses. :func:`import_torch` puts placeholders for them into ``sys.modules``; the
+first access to an attribute, or the import of a submodule, loads the real package in place, so
+code that needs one finds it. Nothing is patched and nothing is taken away.
+
+Off with ``HOTSTART_LEAN_TORCH=0``, and when torch is imported already. A torch that reacts badly
+costs a plain import, never a start: every error falls back.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+DEFERRED = frozenset(
+    "torch." + name
+    for name in (
+        "_export _meta_registrations accelerator ao compiler cpu distributions export hub masked mps mtia "
+        "multiprocessing nested nn.intrinsic nn.qat onnx optim profiler sparse testing utils.data"
+    ).split()
+) | {"torchgen.model"}
+
+
+def import_torch() -> str:
+    """Import torch; returns how, for the log: ``lean``, or ``plain`` and why."""
+    if "torch" in sys.modules:
+        return "already imported"
+    if os.environ.get("HOTSTART_LEAN_TORCH") == "0":
+        _import()
+        return "plain (HOTSTART_LEAN_TORCH=0)"
+    finder = _DeferringFinder(DEFERRED)
+    sys.meta_path.insert(0, finder)
+    try:
+        _import()
+    except Exception as error:
+        sys.meta_path.remove(finder)
+        for name in [n for n in sys.modules if n.partition(".")[0] in ("torch", "torchgen")]:
+            del sys.modules[name]
+        _import()
+        return f"plain (lean import failed: {error})"
+    return "lean"
+
+
+def load_deferred() -> None:
+    """Load everything that was deferred: before torch.compile, transformers, or a debugger."""
+    for module in list(sys.modules.values()):
+        if type(module) is _Deferred:
+            _load(module)
+
+
+def _import() -> None:
+    # No garbage to speak of, and a collector that walks half a million new objects again and again.
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        import torch  # noqa: F401
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Deferred(ModuleType):
+    """A module that loads when somebody wants something of it."""
+
+    def __getattr__(self, name: str) -> object:
+        # The import system asks for dunder names (``__path__``, ``__file__``) that are set or absent.
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        _load(self)
+        return getattr(self, name)
+
+    def __dir__(self) -> list[str]:
+        _load(self)
+        return list(super().__dir__())
+
+
+class _DeferringLoader:
+    """Stands in for the real loader until the module is used."""
+
+    def __init__(self, real: importlib.machinery.SourceFileLoader) -> None:
+        self.real = real
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Deferred(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing yet."""
+
+
+class _DeferringFinder:
+    """Finds the deferred names; a submodule of one loads its parent first."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        parent = name.rpartition(".")[0]
+        if parent in self._names:
+            module = sys.modules.get(parent)
+            if type(module) is _Deferred:
+                _load(module)
+        if name not in self._names or name in sys.modules:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _DeferringLoader(spec.loader)  # type: ignore[assignment]
+        return spec
+
+
+def _load(module: ModuleType) -> None:
+    spec = module.__spec__
+    assert spec is not None
+    loader = spec.loader
+    module.__class__ = ModuleType
+    if isinstance(loader, _DeferringLoader):
+        spec.loader = loader.real
+        module.__loader__ = loader.real
+        loader.real.exec_module(module)

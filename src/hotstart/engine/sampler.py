@@ -1,0 +1,181 @@
+"""From logits to tokens.
+
+Order, as in vLLM: logit bias and minimum length, penalties, temperature, min_p, top_k, top_p.
+Random choices use the exponential race, argmax(p / e) with e ~ Exp(1) drawn over the whole
+vocabulary: a seeded request consumes the same numbers whatever it is batched with, so the same
+seed gives the same text alone and in a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hotstart.engine.request import Request
+from hotstart.messages import TokenLogprobs
+
+_GREEDY_BELOW = 1e-5
+# Almost always holds the whole nucleus; when it does not, the full vocabulary is sorted.
+_NUCLEUS = 1024
+_NEGATIVE_INFINITY = float("-inf")
+
+
+@dataclass
+class Sampled:
+    """What a step sampled, still on the device."""
+
+    tokens: Tensor
+    """int64 [requests]."""
+    logprobs: list[tuple[int, Tensor, Tensor, Tensor]]
+    """(row, ids, log probabilities, ranks) of requests that asked for them, chosen token first."""
+
+
+class Sampler:
+    """Keeps the random state; everything else comes with each call."""
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self.device = device
+        self._shared = torch.Generator(device)
+        self._shared.manual_seed(seed)
+        self._own: dict[int, torch.Generator] = {}
+
+    def forget(self, request_id: int) -> None:
+        """Drop a finished request's random state."""
+        self._own.pop(request_id, None)
+
+    def sample(self, logits: Tensor, requests: list[Request]) -> Sampled:
+        """Choose the next token of each request; logits float32 [requests, vocab], may be overwritten."""
+        wanted = [
+            (row, request) for row, request in enumerate(requests) if request.params.logprobs is not None
+        ]
+        raw = {row: logits[row].log_softmax(-1) for row, _ in wanted}
+        self._edit(logits, requests)
+        random = [row for row, r in enumerate(requests) if r.params.temperature >= _GREEDY_BELOW]
+        if len(random) == len(requests):
+            tokens = self._random(logits, requests)
+        else:
+            tokens = logits.argmax(-1)
+            if random:
+                rows = torch.tensor(random, device=self.device)
+                tokens[rows] = self._random(logits[rows], [requests[row] for row in random])
+        return Sampled(
+            tokens, [(row, *top_logprobs(raw[row], tokens[row], r.params.logprobs or 0)) for row, r in wanted]
+        )
+
+    def _edit(self, logits: Tensor, requests: list[Request]) -> None:
+        """Bias, minimum length and penalties, in place, only for the rows that ask for them."""
+        for row, request in enumerate(requests):
+            params = request.params
+            line = logits[row]
+            for token, bias in params.logit_bias.items():
+                line[token] += bias
+            if request.num_outputs < params.min_tokens:
+                banned = sorted(request.eos_ids | request.stop_ids)
+                if banned:
+                    line[torch.tensor(banned, device=self.device)] = _NEGATIVE_INFINITY
+            if request.needs_host_state:
+                self._penalize(line, request)
+
+    def _penalize(self, line: Tensor, request: Request) -> None:
+        params = request.params
+        tokens = torch.tensor(request.tokens, device=self.device)
+        if params.repetition_penalty != 1.0:
+            seen = tokens.unique()
+            value = line[seen]
+            line[seen] = torch.where(
+                value > 0, value / params.repetition_penalty, value * params.repetition_penalty
+            )
+        output = tokens[request.num_prompt :]
+        if output.numel() and (params.presence_penalty or params.frequency_penalty):
+            ids, counts = output.unique(return_counts=True)
+            line[ids] -= params.presence_penalty + params.frequency_penalty * counts.to(line.dtype)
+
+    def _random(self, logits: Tensor, requests: list[Request]) -> Tensor:
+        """One draw per row; all rows have a temperature."""
+        params = [request.params for request in requests]
+        logits = logits / self._column([p.temperature for p in params])
+        noise = self._noise(logits, requests)
+        if any(p.min_p > 0 for p in params):
+            floor = logits.amax(-1, keepdim=True) + self._column([p.min_p for p in params]).log()
+            logits = logits.masked_fill(logits < floor, _NEGATIVE_INFINITY)
+        vocab = logits.shape[-1]
+        top_k = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
+        top_p = [p.top_p for p in params]
+        if max(top_k) == vocab and min(top_p) >= 1.0:
+            return (logits.softmax(-1) / noise).argmax(-1)
+        width = vocab if max(top_k) == vocab else max(top_k)
+        if width == vocab and self.device.type == "cpu" and vocab > _NUCLEUS:
+            chosen = self._within(logits, noise, top_k, top_p, _NUCLEUS, complete=False)
+            if chosen is not None:
+                return chosen
+        chosen = self._within(logits, noise, top_k, top_p, width, complete=True)
+        assert chosen is not None
+        return chosen
+
+    def _within(
+        self,
+        logits: Tensor,
+        noise: Tensor,
+        top_k: list[int],
+        top_p: list[float],
+        width: int,
+        *,
+        complete: bool,
+    ) -> Tensor | None:
+        """Draw among each row's ``width`` likeliest tokens; None when some row's choice reaches beyond them."""
+        values, ids = logits.topk(width, dim=-1)
+        limit = self._column(top_k)
+        values = values.masked_fill(torch.arange(width, device=self.device) >= limit, _NEGATIVE_INFINITY)
+        if complete or max(top_k) <= width:
+            log_total = values.logsumexp(-1, keepdim=True)
+        else:
+            everything = logits.logsumexp(-1, keepdim=True)
+            log_total = torch.where(limit <= width, values.logsumexp(-1, keepdim=True), everything)
+        probs = (values - log_total).exp()
+        before = probs.cumsum(-1) - probs
+        nucleus = self._column(top_p)
+        if not complete:
+            covered = (before[:, -1:] >= nucleus) | (limit <= width)
+            if not bool(covered.all()):
+                return None
+        probs = probs.masked_fill((before >= nucleus) & (before > 0), 0.0)
+        choice = (probs / noise.gather(-1, ids)).argmax(-1, keepdim=True)
+        return ids.gather(-1, choice).squeeze(-1)
+
+    def _noise(self, logits: Tensor, requests: list[Request]) -> Tensor:
+        noise = torch.empty_like(logits)
+        if any(request.params.seed is None for request in requests):
+            noise.exponential_(generator=self._shared)
+        for row, request in enumerate(requests):
+            seed = request.params.seed
+            if seed is not None:
+                generator = self._own.get(request.id)
+                if generator is None:
+                    generator = self._own[request.id] = torch.Generator(self.device)
+                    generator.manual_seed(seed)
+                noise[row].exponential_(generator=generator)
+        # Exp(1) can round to zero in float32, and 0 / 0 is not a number.
+        return noise.clamp_(min=torch.finfo(noise.dtype).tiny)
+
+    def _column(self, values: list[float] | list[int]) -> Tensor:
+        return torch.tensor(values, device=self.device).unsqueeze(-1)
+
+
+def top_logprobs(logprobs: Tensor, token: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(ids, values, ranks) of the token and of the ``count`` likeliest; logprobs float32 [vocab]."""
+    own = logprobs[token].unsqueeze(0)
+    values, ids = logprobs.topk(count)
+    rank = (logprobs > own).sum().unsqueeze(0) + 1
+    ranks = torch.arange(1, count + 1, device=logprobs.device)
+    return (
+        torch.cat([token.reshape(1), ids]),
+        torch.cat([own, values]),
+        torch.cat([rank, ranks]),
+    )
+
+
+def to_message(ids: Tensor, values: Tensor, ranks: Tensor) -> TokenLogprobs:
+    """The form that goes to the frontend."""
+    return TokenLogprobs(ids.tolist(), values.tolist(), ranks.tolist())

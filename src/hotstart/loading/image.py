@@ -1,0 +1,227 @@
+"""Weights on CPU: each file's bytes at their own offsets, mapped or read into memory. Torch-free.
+
+Safetensors bytes are final, so a tensor is a view of its file's image. A file whose pages are
+resident is mapped: nothing is read, and a thread enters the pages into the page table while
+imports run. A file that must come from a device is read into memory congruent to it, in parallel
+and past the page cache where the file system allows it, which here costs one copy less.
+
+While ``import torch`` runs, no call may hold the memory-map lock for long, or dlopen waits: every
+step covers at most :data:`STEP` bytes (measured: one call over the whole range makes the import
+two to seven times as long).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+import time
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from hotstart.checkpoint.base import Checkpoint, ShardFile
+from hotstart.errors import StorageError
+from hotstart.storage.mounts import mount_of
+from hotstart.storage.residency import resident_fraction
+from hotstart.storage.source import FileSource
+from hotstart.units import format_rate, format_seconds, format_size
+
+STEP = 8 << 20
+_RESIDENT = 0.9
+_READERS = 4
+_MADV_POPULATE_READ = 22
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class Choice(Struct, frozen=True):
+    """How one file comes into memory, and why."""
+
+    strategy: str
+    """``map``, ``direct`` or ``buffered``."""
+    reason: str
+    resident: float
+    """Share of the file in the page cache, 0 to 1."""
+    ordered: bool = False
+    """By the user: then there is no falling back."""
+
+
+class LoadReport(Struct, frozen=True):
+    """What a load did."""
+
+    bytes: int
+    seconds: float
+    mapped: int
+    """Bytes that were mapped instead of read."""
+    longest_stall: float
+    """Longest step of a reader, in seconds: what an import may have held up."""
+
+    def __str__(self) -> str:
+        how = "mapped" if self.mapped == self.bytes else "read"
+        return (
+            f"{format_size(self.bytes)} {how} in {format_seconds(self.seconds)} "
+            f"({format_rate(self.bytes, self.seconds)})"
+        )
+
+
+def choose(file: ShardFile, strategy: str = "auto") -> Choice:
+    """Map, read directly or read through the page cache. ``strategy`` other than auto is an order."""
+    known = resident_fraction(file.path)
+    resident = known or 0.0
+    if strategy != "auto":
+        return Choice(strategy, "as ordered by --read-strategy", resident, ordered=True)
+    mount = mount_of(file.path)
+    if mount is None or mount.network:
+        kind = "an unknown file system" if mount is None else mount.fs_type
+        return Choice("buffered", f"{kind} gets large ordered reads", resident)
+    if mount.memory:
+        return Choice("map", f"{mount.fs_type} is memory already", 1.0)
+    if resident >= _RESIDENT:
+        return Choice("map", f"{resident:.0%} resident in the page cache", resident)
+    return Choice(
+        "direct", f"{resident:.0%} resident in the page cache; reading past it saves a copy", resident
+    )
+
+
+class Image:
+    """The images of all files of a checkpoint, filled by threads that :meth:`start` begins.
+
+    ``progress`` is called with the bytes done so far, from the readers' threads.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        strategy: str = "auto",
+        readers: int = _READERS,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.choices = [choose(file, strategy) for file in checkpoint.files]
+        self.total = sum(file.size for file in checkpoint.files)
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._done = 0
+        self._stall = 0.0
+        self._errors: list[BaseException] = []
+        self._cancel = threading.Event()
+        self._files = [
+            _File(file, choice) for file, choice in zip(checkpoint.files, self.choices, strict=True)
+        ]
+        self._steps = self._plan()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"weights-{i}", daemon=True)
+            for i in range(min(readers, len(self._steps)))
+        ]
+        self._began = 0.0
+        self._ended = 0.0
+
+    def start(self) -> None:
+        """Begin to read. Only after the checks have passed."""
+        self._began = time.monotonic()
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self) -> LoadReport:
+        """Block until every byte is there; raises the first error of a reader."""
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+        for file in self._files:
+            file.source.verify()
+        seconds = max(self._ended, self._began) - self._began
+        mapped = sum(
+            f.size for f, c in zip(self.checkpoint.files, self.choices, strict=True) if c.strategy == "map"
+        )
+        return LoadReport(self.total, seconds, mapped, self._stall)
+
+    def cancel(self) -> None:
+        """Stop the readers at their next step."""
+        self._cancel.set()
+
+    def memory(self, file: int) -> mmap.mmap:
+        """The image of a file; writable, private to this process."""
+        return self._files[file].memory
+
+    def _plan(self) -> list[tuple[_File, int, int]]:
+        """Steps in file order; files that are read come before files that are mapped."""
+        steps = [
+            (file, offset, min(STEP, file.size - offset))
+            for file in self._files
+            for offset in range(0, file.size, STEP)
+        ]
+        steps.sort(key=lambda step: step[0].strategy == "map")
+        steps.reverse()
+        return steps
+
+    def _run(self) -> None:
+        while not self._cancel.is_set():
+            with self._lock:
+                if not self._steps:
+                    return
+                file, offset, length = self._steps.pop()
+            began = time.monotonic()
+            try:
+                file.fill(offset, length, self._cancel)
+            except BaseException as error:
+                self._errors.append(error)
+                self._cancel.set()
+                return
+            ended = time.monotonic()
+            with self._lock:
+                self._done += length
+                self._stall = max(self._stall, ended - began)
+                self._ended = ended
+                done = self._done
+            self._progress(done)
+
+
+class _File:
+    """One file's image and the source that fills it."""
+
+    def __init__(self, file: ShardFile, choice: Choice) -> None:
+        self.size = file.size
+        self.strategy = choice.strategy
+        self.source = _open(file.path, choice)
+        if self.source.size != file.size:
+            raise self.source.changed()
+        self.memory = self._map() if choice.strategy == "map" else self._allocate()
+        self._view = memoryview(self.memory)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+
+    def fill(self, offset: int, length: int, cancel: threading.Event) -> None:
+        """Bring ``length`` bytes at ``offset`` (a multiple of the page size) into memory."""
+        if self.strategy == "map":
+            if _libc.madvise(self._address + offset, length, _MADV_POPULATE_READ) != 0:
+                # Older than Linux 5.14: touch one byte of each page instead.
+                bytes(self._view[offset : offset + length : mmap.PAGESIZE])
+            return
+        end = min(offset + -(-length // self.source.align) * self.source.align, len(self._view))
+        self.source.read_into(self._view[offset:end], offset, cancel)
+
+    def _map(self) -> mmap.mmap:
+        try:
+            # Private and writable: torch warns about memory that it must not write.
+            return mmap.mmap(
+                self.source.fileno(), self.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
+            )
+        except OSError:
+            self.strategy = "buffered"  # a mount that cannot be mapped (ENODEV)
+            return self._allocate()
+
+    def _allocate(self) -> mmap.mmap:
+        size = -(-self.size // self.source.align) * self.source.align
+        return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _open(path: str, choice: Choice) -> FileSource:
+    if choice.strategy == "direct":
+        try:
+            return FileSource(path, direct=True)
+        except StorageError:
+            if choice.ordered:
+                raise
+    return FileSource(path)
