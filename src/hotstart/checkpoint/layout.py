@@ -16,6 +16,7 @@ from hotstart.checkpoint.base import Checkpoint, Skipped, TensorRef
 from hotstart.checkpoint.files import read_json
 from hotstart.checkpoint.refusals import no_directory, no_weights
 from hotstart.checkpoint.safetensors import Header, read_header
+from hotstart.checkpoint.wording import count, few
 from hotstart.errors import HotstartError, ModelError, raise_all
 from hotstart.storage.access import check_directory
 from hotstart.units import format_size
@@ -57,7 +58,7 @@ def open_checkpoint(path: str, *, ignore_index: bool = False) -> Checkpoint:
 def describe(checkpoint: Checkpoint) -> list[str]:
     """Log lines: the set that was chosen, what was left alone and why, and the bytes saved."""
     by = f", named by {os.path.basename(checkpoint.index)}" if checkpoint.index else ""
-    files = _count(len(checkpoint.files), "weight file")
+    files = count(len(checkpoint.files), "weight file")
     lines = [f"{files}{by}: {len(checkpoint.tensors)} tensors, {format_size(checkpoint.nbytes)}"]
     lines += [f"not read: {s.path}, {format_size(s.size)}: {s.reason}" for s in checkpoint.skipped]
     if len(checkpoint.skipped) > 1:
@@ -187,7 +188,7 @@ def _merge(headers: list[Header]) -> dict[str, TensorRef]:
             os.path.basename(headers[ref.file].file.path) for ref in (tensors[repeated[0].name], repeated[0])
         )
         raise ModelError(
-            f"{_count(len(repeated), 'tensor')} stored in more than one file of "
+            f"{count(len(repeated), 'tensor')} stored in more than one file of "
             f"{os.path.dirname(headers[0].file.path)}: '{repeated[0].name}' in {first} and in {again}",
             expected="each tensor once",
             advice="Two sets of weight files probably lie in this directory: move one of them away",
@@ -199,7 +200,7 @@ def _absent_error(listing: _Listing, chosen: _Chosen, absent: list[str]) -> Mode
     """Tells an old index from an incomplete copy by what the files on disk hold."""
     if not chosen.index:
         return ModelError(
-            f"{_count(len(absent), 'weight file')} absent from {listing.path}: {_few(absent)}",
+            f"{count(len(absent), 'weight file')} absent from {listing.path}: {few(absent)}",
             expected="every file that the names of the others announce",
             advice="Copy or download the absent files",
         )
@@ -208,7 +209,7 @@ def _absent_error(listing: _Listing, chosen: _Chosen, absent: list[str]) -> Mode
     held = len(stored & chosen.weight_map.keys())
     complete = held == len(chosen.weight_map)
     return ModelError(
-        f"{chosen.index} names {_count(len(absent), 'absent file')} ({_few(absent)}); "
+        f"{chosen.index} names {count(len(absent), 'absent file')} ({few(absent)}); "
         f"files on disk hold {held} of {len(chosen.weight_map)} expected tensors",
         expected="every file that the index names",
         advice=f"The files are complete and the index is older than they are: {_IGNORE_INDEX}"
@@ -227,15 +228,15 @@ def _check_index(chosen: _Chosen, tensors: dict[str, TensorRef]) -> None:
         files = sorted({chosen.weight_map[name] for name in lost})
         problems.append(
             ModelError(
-                f"{chosen.index} names {_count(len(lost), 'tensor')} that no file holds: {_few(lost)}",
-                expected=f"to find them in {_few(files)}",
+                f"{chosen.index} names {count(len(lost), 'tensor')} that no file holds: {few(lost)}",
+                expected=f"to find them in {few(files)}",
                 advice=f"Copy these files again; if they are newer than the index, {_IGNORE_INDEX}",
             )
         )
     if moved:
         problems.append(
             ModelError(
-                f"{chosen.index} puts {_count(len(moved), 'tensor')} in the wrong file: "
+                f"{chosen.index} puts {count(len(moved), 'tensor')} in the wrong file: "
                 f"'{moved[0]}' is in {actual[moved[0]]}",
                 expected=f"to find it in {chosen.weight_map[moved[0]]}",
                 advice=f"If the files are newer than the index, {_IGNORE_INDEX}",
@@ -262,12 +263,3 @@ def _skipped(listing: _Listing, chosen: _Chosen) -> tuple[Skipped, ...]:
     return tuple(
         Skipped(name, sizes[name], reason(name)) for name in sorted(sizes) if name not in chosen.names
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"
-
-
-def _few(names: list[str], limit: int = 3) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more

@@ -147,7 +147,7 @@ def _decode(path: str, text: bytes) -> tuple[dict[str, _Entry], dict[str, str]]:
         raise _broken(
             path,
             f"{where} is invalid: {str(error)[:200]}",
-            "strings" if name == "__metadata__" else "dtype, shape and data_offsets of each tensor",
+            "names and texts" if name == "__metadata__" else "dtype, shape and data_offsets of each tensor",
         ) from None
     return entries, metadata
 

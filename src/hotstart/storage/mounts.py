@@ -1,0 +1,176 @@
+"""What a path lies on: mount point, file system, device, and whether it is what the operator thinks.
+
+Everything comes from /proc/self/mountinfo (proc_pid_mountinfo(5)) and sysfs; nothing is executed.
+"""
+
+from __future__ import annotations
+
+import os
+
+from msgspec import Struct
+
+from hotstart.errors import HotstartError, StorageError
+from hotstart.storage.access import read_error
+
+NETWORK = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "glusterfs", "9p", "virtiofs", "beegfs"}
+    | {"gpfs", "pvfs2", "orangefs", "afs", "wekafs"}
+)
+"""And every FUSE file system: what stands behind it cannot be seen from here."""
+MEMORY = frozenset({"tmpfs", "ramfs", "hugetlbfs", "devtmpfs"})
+_VIRTUAL_DISKS = ("vd", "xvd")
+"""They call themselves rotational whatever is behind them."""
+_CONTAINER_ROOT = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"})
+
+
+class Mount(Struct, frozen=True):
+    """One line of mountinfo."""
+
+    id: int
+    device: str
+    """``major:minor``."""
+    root: str
+    """Which directory of the file system is mounted here; other than ``/``: a bind mount."""
+    mount_point: str
+    options: str
+    fs_type: str
+    source: str
+
+    @property
+    def network(self) -> bool:
+        """Whether reads may travel: never mapped, and pages may change under us."""
+        return self.fs_type in NETWORK or self.fs_type.startswith("fuse")
+
+    @property
+    def memory(self) -> bool:
+        """Whether the files are in memory already."""
+        return self.fs_type in MEMORY
+
+    @property
+    def rotational(self) -> bool | None:
+        """True: spinning disk; False: flash; None: no local block device, or unknown."""
+        if os.path.basename(self.source).startswith(_VIRTUAL_DISKS):
+            return None
+        names = (f"/sys/dev/block/{self.device}", f"/sys/class/block/{os.path.basename(self.source)}")
+        for device in filter(os.path.exists, names):
+            for queue in ("queue", "../queue"):  # of the disk, or of a partition's disk
+                path = f"{os.path.realpath(device)}/{queue}/rotational"
+                if os.path.exists(path):
+                    with open(path) as file:
+                        return file.read().strip() == "1"
+        return None
+
+    def describe(self) -> str:
+        """``ext4 on /dev/nvme0n1p1 (flash), mounted at /models``."""
+        kind = "network" if self.network else "memory" if self.memory else None
+        if kind is None:
+            kind = {True: "spinning disk", False: "flash", None: "local"}[self.rotational]
+        return f"{self.fs_type} on {self.source} ({kind}), mounted at {self.mount_point}"
+
+
+def mounts(table: str = "/proc/self/mountinfo") -> list[Mount]:
+    """All mounts that this process sees, in the order in which they were made; none where /proc is absent."""
+    try:
+        with open(table, encoding="utf-8", errors="surrogateescape") as file:
+            return [_parse(line) for line in file if " - " in line]
+    except OSError:
+        return []
+
+
+def mount_of(path: str, table: list[Mount] | None = None) -> Mount | None:
+    """The mount that a file or directory lies on; exact under bind mounts and mounts over mounts.
+
+    Raises the errors of :func:`hotstart.storage.access.read_error` when the path cannot be reached.
+    """
+    table = mounts() if table is None else table
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        raise read_error(path, error, doing="open") from None
+    try:
+        with open(f"/proc/self/fdinfo/{fd}") as file:
+            wanted = next((int(line.split()[1]) for line in file if line.startswith("mnt_id:")), -1)
+    except OSError:
+        wanted = -1
+    finally:
+        os.close(fd)
+    by_id = {mount.id: mount for mount in table}
+    return by_id.get(wanted) or _longest_prefix(os.path.realpath(path), table)
+
+
+def check_expected(expectation: str, model_path: str) -> None:
+    """``--expect-mount PATH[:TYPE]``: PATH is a mount of its own, of that type, and the model lies on it.
+
+    Raises StorageError. A volume that failed to mount leaves an empty directory of the root disk
+    behind, and a copy there is read at the wrong speed without a word: this is the guard against it.
+    """
+    path, _, wanted = expectation.partition(":")
+    path = os.path.realpath(os.path.expanduser(path))
+    table = mounts()
+    try:
+        mount = mount_of(path, table)
+    except HotstartError as error:
+        raise StorageError(f"--expect-mount {expectation}: {error.found}", advice=error.advice) from None
+    if mount is None:
+        return  # no /proc: nothing can be known
+    if mount.mount_point != path:
+        root = ", the root disk" if mount.mount_point == "/" else ""
+        raise StorageError(
+            f"{path} is not a mount point: it is a directory of {mount.mount_point} ({mount.fs_type}{root})",
+            expected=f"a volume mounted at {path} (--expect-mount)",
+            advice=f"Mount it (mount {path}), or look for the reason why it is not: systemctl status, dmesg",
+        )
+    at_root = mount_of("/", table)
+    if at_root is not None and path != "/" and mount.device == at_root.device:
+        raise StorageError(
+            f"{path} is a part of the root disk ({mount.source}) mounted a second time",
+            expected="a volume of its own (--expect-mount)",
+            advice="Mount the volume there",
+        )
+    if wanted and wanted not in (mount.fs_type, mount.fs_type.partition(".")[0], mount.fs_type.rstrip("4")):
+        raise StorageError(
+            f"{path} is a mount of type {mount.fs_type} ({mount.source})",
+            expected=f"type {wanted} (--expect-mount)",
+            advice="Mount the right volume there, or correct the flag",
+        )
+    if os.path.commonpath([path, os.path.realpath(model_path)]) != path:
+        raise StorageError(
+            f"{model_path} does not lie on the mount {path}",
+            expected="the model below the mount that --expect-mount names",
+            advice="Correct one of the two paths",
+        )
+
+
+def container() -> str:
+    """``kubernetes``, ``container``, or empty when neither shows."""
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return "kubernetes"
+    marked = any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv")))
+    if marked or os.environ.get("container"):  # noqa: SIM112 - systemd's and podman's spelling
+        return "container"
+    return "container" if any(m.mount_point == "/" and m.fs_type in _CONTAINER_ROOT for m in mounts()) else ""
+
+
+def _parse(line: str) -> Mount:
+    before, _, after = line.rstrip("\n").partition(" - ")
+    number, _, device, root, point, options, *_ = before.split(" ")
+    fs_type, source, *_ = after.split(" ")
+    return Mount(int(number), device, unescape(root), unescape(point), options, fs_type, unescape(source))
+
+
+def unescape(text: str) -> str:
+    r"""mountinfo and fstab write space, tab, newline and backslash as \040, \011, \012, \134."""
+    for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, char)
+    return text
+
+
+def _longest_prefix(path: str, table: list[Mount]) -> Mount | None:
+    found = None
+    for mount in table:
+        below = mount.mount_point.rstrip("/") + "/"
+        if (path + "/").startswith(below) and (
+            found is None or len(mount.mount_point) >= len(found.mount_point)
+        ):
+            found = mount
+    return found

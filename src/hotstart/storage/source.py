@@ -1,0 +1,149 @@
+"""Where bytes come from, behind one interface; here: local and mounted files."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+from typing import Protocol
+
+from hotstart.errors import HotstartError, ModelError, StorageError
+from hotstart.storage.access import read_error
+
+DIRECT_ALIGN = 4096
+"""Bytes; the strictest block size of the devices and file systems in use."""
+STEP = 16 << 20
+"""Bytes of one system call: the granularity of cancelling."""
+
+
+class Cancel(Protocol):
+    """Tells a reader to give up; ``threading.Event`` is one."""
+
+    def is_set(self) -> bool:
+        """Whether to stop now."""
+        ...
+
+
+class ReadCancelled(Exception):  # noqa: N818 - not an error: somebody asked for it
+    """The read was given up because its Cancel was set."""
+
+
+class Source(Protocol):
+    """Bytes by offset. Blocking and thread-safe; one thread per range in flight."""
+
+    name: str
+    size: int
+    """Bytes."""
+    identity: str
+    """Pins the content for the whole load: inode, time and size of a file; the ETag of an object."""
+    align: int
+    """What address, offset and length of a read must be multiples of; 1: nothing."""
+
+    def read_into(self, buffer: memoryview, offset: int, cancel: Cancel) -> None:
+        """Fill ``buffer`` with the bytes from ``offset`` on.
+
+        Raises StorageError when they cannot be had or are not the pinned content any more, and
+        ReadCancelled.
+        """
+        ...
+
+    def map(self) -> memoryview | None:
+        """The whole content as read-only memory; None: cannot or should not be mapped."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it. Maps stay valid."""
+        ...
+
+
+class FileSource:
+    """A file that stays the same file for the whole load, whatever happens to its name."""
+
+    def __init__(self, path: str, *, direct: bool = False) -> None:
+        """Open a regular file; ``direct`` bypasses the page cache (O_DIRECT).
+
+        Raises StorageError when it cannot be opened, or cannot be read directly.
+        """
+        self.name = path
+        self.align = DIRECT_ALIGN if direct else 1
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_DIRECT if direct else 0)
+        try:
+            self._fd = os.open(path, flags)
+        except OSError as error:
+            if direct and error.errno == errno.EINVAL:
+                raise StorageError(
+                    f"The file system of {path} has no direct reads", advice="Use --read-strategy buffered"
+                ) from None
+            raise read_error(path, error, doing="open") from None
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(self._fd)
+            raise ModelError(f"{path} is no regular file", expected="a weight file")
+        self.size = status.st_size
+        self.identity = _identity(status)
+
+    def read_into(self, buffer: memoryview, offset: int, cancel: Cancel) -> None:
+        """See :class:`Source`. A direct read may reach past the end by less than ``align``."""
+        end = min(offset + len(buffer), self.size)
+        if offset < 0 or offset + len(buffer) > _round_up(self.size, self.align):
+            raise ValueError(
+                f"bytes {offset} to {offset + len(buffer)} of {self.name}, which has {self.size}"
+            )
+        position = offset
+        try:
+            while position < end:
+                if cancel.is_set():
+                    raise ReadCancelled(self.name)
+                part = buffer[position - offset : position - offset + STEP]
+                got = os.preadv(self._fd, [part], position)
+                if got <= 0 or (position + got < end and got % self.align):
+                    raise self.changed()
+                position += got
+            if _identity(os.fstat(self._fd)) != self.identity:
+                raise self.changed()
+        except OSError as error:
+            if isinstance(error, HotstartError):
+                raise
+            raise read_error(self.name, error) from None
+
+    def map(self) -> memoryview | None:
+        """Read-only pages of the file; None where the file system cannot map it, or it is empty.
+
+        Touching a page beyond the end of a file that shrank kills the process: map local files only.
+        """
+        try:
+            return memoryview(mmap.mmap(self._fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ))
+        except (OSError, ValueError):
+            return None
+
+    def verify(self) -> None:
+        """Raise StorageError when the file is not as it was when it was opened."""
+        if _identity(os.fstat(self._fd)) != self.identity:
+            raise self.changed()
+
+    def fileno(self) -> int:
+        """The descriptor, for readers in native code."""
+        return self._fd
+
+    def close(self) -> None:
+        """Close the descriptor; maps stay valid."""
+        os.close(self._fd)
+
+    def changed(self) -> StorageError:
+        """The error for a file that is not as it was."""
+        size = os.fstat(self._fd).st_size
+        how = f"shrank from {self.size} to {size} bytes" if size < self.size else "was changed"
+        return StorageError(
+            f"{self.name} {how} while it was being read",
+            expected="files that stay as they are during a load",
+            advice="Wait until the copy into this directory is complete; replace files by rename",
+        )
+
+
+def _identity(status: os.stat_result) -> str:
+    return f"{status.st_dev:x}:{status.st_ino}:{status.st_mtime_ns}:{status.st_size}"
+
+
+def _round_up(size: int, align: int) -> int:
+    return -(-size // align) * align
