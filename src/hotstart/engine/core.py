@@ -17,7 +17,6 @@ from hotstart.messages import (
     PromptLogprobs,
     Scheduled,
     StepOutput,
-    TokenLogprobs,
 )
 from hotstart.parallel.base import Executor
 
@@ -66,6 +65,7 @@ class Engine:
 
     def step(self) -> StepOutput | None:
         """Fill the pipeline, then collect its oldest step; None when nothing was in flight."""
+        at = self._clock()
         admitted: list[Request] = []
         while self.executor.in_flight < self.depth:
             step = self.scheduler.schedule()
@@ -75,7 +75,6 @@ class Engine:
             self.executor.submit(step)
         if self.executor.in_flight == 0:
             return None
-        at = self._clock()
         output = self._output(self.executor.collect())
         output.scheduled = [Scheduled(r.id, at, r.cached_tokens) for r in admitted]
         return output
@@ -87,6 +86,7 @@ class Engine:
             request = entry.request
             if request.status is Status.FINISHED:
                 continue  # it stopped while this step was in flight: the surplus is dropped
+            reason = FinishReason.RUNNING
             if entry.samples:
                 request.pending -= 1
                 token = result.tokens[request.id]
@@ -94,15 +94,11 @@ class Engine:
                 ids.append(request.id)
                 tokens.append(token)
                 finish.append(reason)
-                if reason is FinishReason.STOP and token in request.stop_ids and token not in request.eos_ids:
+                if reason is FinishReason.STOP and token not in request.eos_ids:
                     stop_ids[request.id] = token
             if request.status is Status.RUNNING:
                 self.blocks.computed(request)
-            if (
-                request.finish is FinishReason.RUNNING
-                and entry.samples
-                and reason is not FinishReason.RUNNING
-            ):
+            if reason is not FinishReason.RUNNING:
                 self.scheduler.finish(request, reason)
                 self.executor.forget(request)
                 del self._requests[request.id]

@@ -50,11 +50,20 @@ class ModelRunner:
     """An :class:`~hotstart.parallel.base.Executor` in this process."""
 
     def __init__(
-        self, model: Model, attention: AttentionBackend, device: torch.device, *, rows: int, seed: int
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        device: torch.device,
+        *,
+        rows: int,
+        seed: int,
+        lengths: bool = False,
     ) -> None:
+        """``rows``: running requests at most. ``lengths``: the model wants each token's context length."""
         self.model = model
         self.attention = attention
         self.device = device
+        self._wants_lengths = lengths
         self.sampler = Sampler(device, seed)
         self.last_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self._flying: deque[_InFlight] = deque()
@@ -72,7 +81,7 @@ class ModelRunner:
             step.entries.sort(key=lambda entry: (entry.length > 1, entry.request.table))
         entries = step.entries
         ids, positions, meta = self._inputs(step)
-        hidden = self.model.forward(ids, positions, self.attention, meta)
+        hidden = self.model.forward(ids, positions, self.attention, meta, self._lengths(step))
         prompt = self._prompt_logprobs(hidden, entries)
         sampling, last = self._last_rows(entries)
         sampled = None
@@ -135,6 +144,16 @@ class ModelRunner:
             copies=step.copies,
         )
         return input_ids, self._to_device(positions), self.attention.plan(plan)
+
+    def _lengths(self, step: Step) -> Tensor | None:
+        """Per token, the prompt's length or position + 1, whichever is more."""
+        if not self._wants_lengths:
+            return None
+        lengths = array("q")
+        for entry in step.entries:
+            prompt = entry.request.num_prompt
+            lengths.extend(max(prompt, at + 1) for at in range(entry.start, entry.start + entry.length))
+        return self._to_device(lengths)
 
     def _last_rows(self, entries: list[ScheduledRequest]) -> tuple[list[Request], array[int]]:
         """Requests that sample, and the index of each one's last token in the batch."""

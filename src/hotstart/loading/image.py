@@ -138,6 +138,16 @@ class Image:
         )
         return LoadReport(self.total, seconds, mapped, self._stall)
 
+    def describe(self) -> str:
+        """Strategies and reasons, for the log: ``map (100% resident in the page cache)``."""
+        kinds: dict[tuple[str, str], int] = {}
+        for choice, file in zip(self.choices, self._files, strict=True):
+            kinds[file.strategy, choice.reason] = kinds.get((file.strategy, choice.reason), 0) + 1
+        return ", ".join(
+            f"{strategy} ({reason})" + (f" x{count}" if count > 1 else "")
+            for (strategy, reason), count in kinds.items()
+        )
+
     def cancel(self) -> None:
         """Stop the readers at their next step."""
         self._cancel.set()

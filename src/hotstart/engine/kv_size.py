@@ -1,0 +1,125 @@
+"""How large the KV cache may be: arithmetic, never a trial run. Torch-free.
+
+    memory × utilisation − weights − activations − fixed cost of the processes = KV cache
+
+The result is printed as the flag that skips the computation next time. A size that was passed is
+used as it is, unless it exceeds what is free. When one request of the longest context does not fit,
+the error carries the arithmetic and the largest values that fit; the context is never reduced
+unasked.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from hotstart.errors import DeviceError
+from hotstart.units import format_size
+
+CPU_FIXED = 450 << 20
+"""Bytes: both processes' code and heaps beside weights and KV cache (measured as PSS)."""
+CUDA_FIXED = 1536 << 20
+"""Bytes: context, libraries' workspaces, and graphs captured later."""
+
+
+class Memory(Struct, frozen=True):
+    """What the device has."""
+
+    name: str
+    """``cpu``, or the GPU's name."""
+    limit: int
+    """Bytes that the limit of the device or cgroup allows."""
+    limited_by: str
+    free: int
+    """Bytes free now, with nothing of ours loaded."""
+
+
+class Need(Struct, frozen=True):
+    """What the model takes, in bytes."""
+
+    weights: int
+    activations: int
+    fixed: int
+    kv_per_token: int
+
+
+class KVSize(Struct, frozen=True):
+    """The decision."""
+
+    bytes: int
+    tokens: int
+    max_model_len: int
+    reason: str
+    """For the log."""
+
+
+def activation_bytes(
+    *, tokens: int, seqs: int, hidden: int, intermediate: int, qkv: int, vocab: int, dtype_bytes: int
+) -> int:
+    """Upper bound of what one step holds at once.
+
+    Per token: residual, normed, q, k, v, attention output and the gated MLP (two halves and their
+    product), doubled for kernels that widen to float32; per sequence: three copies of the logits.
+    """
+    per_token = (4 * hidden + 2 * qkv + 3 * intermediate) * dtype_bytes * 2
+    return tokens * per_token + 3 * seqs * vocab * 4
+
+
+def kv_size(
+    memory: Memory,
+    need: Need,
+    *,
+    utilization: float,
+    requested: int | None,
+    max_model_len: int | None,
+    model_max_len: int,
+    block_size: int,
+) -> KVSize:
+    """Decide. ``max_model_len`` None: the model's; -1: as long as fits. Raises DeviceError (exit 5)."""
+    share = int(memory.limit * utilization)
+    other = max(0, memory.limit - memory.free)
+    room = min(share, memory.free) - need.weights - need.activations - need.fixed
+    arithmetic = (
+        f"{format_size(memory.limit)} ({memory.limited_by}) x {utilization:g} = {format_size(share)}, "
+        f"{format_size(memory.free)} free (others hold {format_size(other)}); weights {format_size(need.weights)}, "
+        f"activations {format_size(need.activations)}, processes {format_size(need.fixed)}"
+    )
+    if requested is not None:
+        limit = memory.free - need.weights - need.activations - need.fixed
+        if requested > limit:
+            raise DeviceError(
+                f"--kv-cache-memory-bytes={requested} ({format_size(requested)}) is more than is free on "
+                f"{memory.name}: {arithmetic}",
+                expected=f"at most {max(0, limit)}",
+                advice="Pass a smaller value, or leave the flag out to have it computed",
+            )
+        size, reason = requested, "as given by --kv-cache-memory-bytes; nothing was measured"
+    else:
+        size, reason = max(0, room), arithmetic
+    tokens = size // (need.kv_per_token * block_size) * block_size
+    wanted = model_max_len if max_model_len in (None, -1) else max_model_len
+    assert wanted is not None
+    if max_model_len == -1:
+        wanted = min(wanted, tokens)
+    if tokens < wanted or tokens < block_size:
+        raise _does_not_fit(memory, need, size, tokens, wanted, arithmetic, utilization)
+    return KVSize(size, tokens, wanted, reason)
+
+
+def _does_not_fit(
+    memory: Memory, need: Need, size: int, tokens: int, wanted: int, arithmetic: str, utilization: float
+) -> DeviceError:
+    kv = wanted * need.kv_per_token
+    total = need.weights + need.activations + need.fixed + kv
+    advice = []
+    if tokens >= 16:
+        advice.append(f"lower --max-model-len to at most {tokens}")
+    if utilization < 0.98 and total <= memory.limit * 0.98:
+        advice.append(f"raise --gpu-memory-utilization to {min(0.98, total / memory.limit + 0.01):.2f}")
+    advice.append(f"give the server at least {format_size(total)}")
+    return DeviceError(
+        f"one request of --max-model-len {wanted} needs {format_size(kv)} of KV cache "
+        f"({wanted} tokens x {need.kv_per_token} bytes), and {format_size(size)} are left on {memory.name}: "
+        f"{arithmetic}",
+        expected=f"{format_size(total)} in all",
+        advice="To start, " + ", or ".join(advice),
+    )
