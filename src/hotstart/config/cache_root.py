@@ -1,0 +1,121 @@
+"""Where caches live: one directory for ours, Triton's, Inductor's and the hub's.
+
+First of: ``--cache-root``, ``HOTSTART_CACHE_ROOT``, ``VLLM_CACHE_ROOT``/hotstart,
+``~/.cache/hotstart``. It is tried by writing, since rights alone say little (read-only mounts,
+full disks, root). A place that cannot be written costs one log line, never the start.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PROBE_BYTES = 64 * 1024
+"""Enough that a full disk shows, little enough to cost nothing."""
+
+_COST = (
+    "this start goes on without caches: nothing is remembered for the next one, "
+    "so kernels are compiled and memory is measured anew each time"
+)
+
+
+class CacheRoot:
+    """The outcome of :func:`resolve`."""
+
+    __slots__ = ("chosen", "path", "reason", "writable")
+
+    def __init__(self, path: str, *, chosen: bool, writable: bool, reason: str) -> None:
+        self.path = path
+        """Absolute; empty when no place could even be named."""
+        self.chosen = chosen
+        """The user named it; False for the default below the home directory."""
+        self.writable = writable
+        self.reason = reason
+        """A log line: where the path comes from, or why there are no caches and what that costs."""
+
+
+def resolve(flag: str | None, environ: Mapping[str, str]) -> CacheRoot:
+    """Find the cache root, create it, and try to write there. Never raises."""
+    path, source = _choose(flag, environ)
+    chosen = source != "default"
+    if not path:
+        reason = f"no home directory for user {os.getuid()} and no --cache-root: {_COST}"
+        return CacheRoot("", chosen=False, writable=False, reason=reason)
+    obstacle = _try_to_write(path)
+    if obstacle:
+        reason = (
+            f"cache root {path} ({source}) cannot be written ({obstacle}): {_COST}; "
+            "set --cache-root to a writable directory"
+        )
+        return CacheRoot(path, chosen=chosen, writable=False, reason=reason)
+    return CacheRoot(path, chosen=chosen, writable=True, reason=f"cache root {path} ({source})")
+
+
+def child_environment(root: CacheRoot, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that move the libraries' caches below the root; those the user set stay.
+
+    The hub's cache moves only with a root that the user chose: by default it stays where other
+    tools share it. Its token stays where ``hf auth login`` put it.
+    """
+    if not root.writable:
+        return {}
+    wanted = {
+        "TRITON_CACHE_DIR": os.path.join(root.path, "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": os.path.join(root.path, "inductor"),
+    }
+    if root.chosen and not any(environ.get(name) for name in ("HF_HOME", "HUGGINGFACE_HUB_CACHE")):
+        wanted["HF_HUB_CACHE"] = os.path.join(root.path, "hub")
+        wanted["HF_XET_CACHE"] = os.path.join(root.path, "xet")
+    return {name: value for name, value in wanted.items() if not environ.get(name)}
+
+
+def _choose(flag: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
+    """``(absolute path, where it comes from)``; the path is empty when there is no home."""
+    if flag:
+        return _absolute(flag, environ), "--cache-root"
+    if given := environ.get("HOTSTART_CACHE_ROOT"):
+        return _absolute(given, environ), "HOTSTART_CACHE_ROOT"
+    if given := environ.get("VLLM_CACHE_ROOT"):
+        return os.path.join(_absolute(given, environ), "hotstart"), "VLLM_CACHE_ROOT"
+    home = _home(environ)
+    return (os.path.join(home, ".cache", "hotstart") if home else ""), "default"
+
+
+def _absolute(path: str, environ: Mapping[str, str]) -> str:
+    if path == "~" or path.startswith("~/"):
+        path = _home(environ) + path[1:]
+    return os.path.abspath(path)
+
+
+def _home(environ: Mapping[str, str]) -> str:
+    """Empty for a user without one, as containers that run under a random uid have it."""
+    if environ.get("HOME"):
+        return environ["HOME"]
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""
+
+
+def _try_to_write(path: str) -> str:
+    """Empty when a file could be written; else what stands in the way."""
+    probe = os.path.join(path, f".probe-{os.getpid()}")
+    try:
+        os.makedirs(path, exist_ok=True)
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        return error.strerror or str(error)
+    try:
+        written = os.write(descriptor, bytes(_PROBE_BYTES))
+        return "" if written == _PROBE_BYTES else "no space left"
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        os.close(descriptor)
+        os.unlink(probe)
