@@ -229,7 +229,7 @@ class Loading:
             if got == 0:
                 size = os.fstat(self._files[chunk.file]).st_size
                 raise StorageError(
-                    f"{self._paths[chunk.file]} is {size} bytes long now; it was longer when its header was read",
+                    f"{self._paths[chunk.file]} is {size} bytes long now; it was longer before",
                     expected=f"at least {chunk.offset + chunk.nbytes} bytes",
                     advice="Something is writing to the model's directory; start again when it is done",
                 )
