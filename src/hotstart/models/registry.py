@@ -13,6 +13,7 @@ from hotstart.models.fields import nearest
 ARCHITECTURES: dict[str, str] = {
     "LlamaForCausalLM": "hotstart.models.llama:LLAMA",
     "MistralForCausalLM": "hotstart.models.llama:MISTRAL",
+    "OPTForCausalLM": "hotstart.models.opt:OPT",
     "Qwen2ForCausalLM": "hotstart.models.llama:QWEN2",
     "Qwen3ForCausalLM": "hotstart.models.llama:QWEN3",
 }
