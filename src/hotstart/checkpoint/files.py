@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from hotstart.checkpoint.base import ModelFiles
 from hotstart.checkpoint.lfs import MAX_STUB, stub_error
+from hotstart.config.settings import ModelConfig
 from hotstart.errors import HotstartError, ModelError, raise_all
 from hotstart.storage.access import read_error
 from hotstart.units import format_size
@@ -46,6 +47,12 @@ def load_model_files(path: str, *, overrides: dict[str, Any] | None = None) -> M
     )
     raise_all(reader.problems)
     return files
+
+
+def overrides_of(model: ModelConfig) -> dict[str, Any]:
+    """What the command line lays over config.json: ``--hf-overrides`` and ``--tie-word-embeddings``."""
+    tied = model.tie_word_embeddings
+    return model.hf_overrides if tied is None else {**model.hf_overrides, "tie_word_embeddings": tied}
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

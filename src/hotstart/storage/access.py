@@ -20,18 +20,6 @@ def check_directory(path: str) -> None:
         raise read_error(path, error, doing="list") from None
 
 
-def read_one_byte(path: str) -> None:
-    """Really read a byte: modes, ACLs, root squash and dead servers all show here and nowhere earlier."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            os.pread(fd, 1, 0)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise read_error(path, error) from None
-
-
 def read_error(path: str, error: OSError, *, doing: str = "read") -> HotstartError:
     """The error for ``OSError`` on a path; refusals name the uid, the owner, the mode and the component."""
     if error.errno in (errno.EACCES, errno.EPERM):

@@ -1,0 +1,326 @@
+"""``hotstart check MODEL``, and the same checks at the head of ``serve``.
+
+Everything that can be known without reading weights is looked at, and every problem is reported
+together: an operator who mends one thing should not meet the next after minutes of loading.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from hotstart.checkpoint.base import Checkpoint, ModelFiles
+from hotstart.checkpoint.files import load_model_files, overrides_of
+from hotstart.checkpoint.layout import describe, open_checkpoint
+from hotstart.checkpoint.refusals import no_directory
+from hotstart.checkpoint.resolve import is_path, resolve
+from hotstart.checkpoint.wording import count
+from hotstart.errors import ConfigError, HotstartError, ProblemsFound, raise_all
+from hotstart.storage.access import check_directory, who
+from hotstart.storage.mounts import Mount, check_expected, mount_of
+from hotstart.storage.reboot import after_reboot
+from hotstart.storage.residency import resident_fraction
+from hotstart.units import format_size
+
+if TYPE_CHECKING:
+    from hotstart.config.settings import Config, HttpConfig
+    from hotstart.frontend.start import Text
+    from hotstart.loading.match import Matched
+    from hotstart.models.base import Family, Geometry
+
+
+class Finding(Struct, frozen=True):
+    """One line of the report."""
+
+    name: str
+    status: str
+    """``ok``, ``warn``, ``fail`` or ``skip`` (an earlier failure leaves nothing to look at)."""
+    text: str
+    advice: str = ""
+
+
+class Report(Struct):
+    """What the checks found; the fields behind a failed check are None."""
+
+    path: str = ""
+    mount: Mount | None = None
+    files: ModelFiles | None = None
+    checkpoint: Checkpoint | None = None
+    family: Family | None = None
+    geometry: Geometry | None = None
+    matched: Matched | None = None
+    text: Text | None = None
+    residency: dict[str, float | None] = {}
+    """Share of each weight file in the page cache, by path; None: unknown."""
+    findings: list[Finding] = []
+    problems: list[HotstartError] = []
+
+    @property
+    def warnings(self) -> list[str]:
+        """Texts of the checks that ended in a warning."""
+        return [finding.text for finding in self.findings if finding.status == "warn"]
+
+    @property
+    def resident(self) -> float | None:
+        """Share of all weight files in the page cache; None: unknown."""
+        if self.checkpoint is None or None in self.residency.values() or not self.residency:
+            return None
+        sizes = {file.path: file.size for file in self.checkpoint.files}
+        cached = sum(sizes[path] * (share or 0.0) for path, share in self.residency.items())
+        return cached / max(1, sum(sizes.values()))
+
+    def raise_problems(self) -> None:
+        """Raise all problems together; return when there is none."""
+        raise_all(self.problems)
+
+    def ok(self, name: str, text: str) -> None:
+        """Add a check that passed."""
+        self.findings.append(Finding(name, "ok", text))
+
+    def warn(self, name: str, text: str) -> None:
+        """Add a check that passed, but."""
+        self.findings.append(Finding(name, "warn", text))
+
+    def skip(self, name: str, reason: str) -> None:
+        """Add a check that could not be made."""
+        self.findings.append(Finding(name, "skip", reason))
+
+    @contextmanager
+    def check(self, name: str) -> Iterator[None]:
+        """Turn the errors of a check into findings and go on."""
+        try:
+            yield
+        except HotstartError as error:
+            for problem in error.problems if isinstance(error, ProblemsFound) else (error,):
+                self.problems.append(problem)
+                expected = f"; expected {problem.expected.rstrip('.')}" if problem.expected else ""
+                self.findings.append(
+                    Finding(name, "fail", problem.found.rstrip(".") + expected, problem.advice)
+                )
+
+
+DeviceCheck = Callable[["Config", Report], str]
+"""Whether the model fits: one line for the report. Raises HotstartError. Called when the model is known."""
+
+
+def run_checks(
+    config: Config, *, device: DeviceCheck | None = None, port: bool = False, text: bool = True
+) -> Report:
+    """Look at everything but the weights' bytes; problems are collected in the report, not raised.
+
+    ``device`` is asked whether the model fits, ``port`` tries to bind the address, ``text`` builds
+    tokenizer and chat template. Reads a few kilobytes of each weight file, and whole tensors only
+    where a tied weight is stored twice.
+    """
+    report = Report()
+    with report.check("model"):
+        report.path = config.model.path or _resolve(config)
+        if not os.path.isdir(report.path):
+            raise no_directory(report.path)
+        check_directory(report.path)
+        report.ok("model", f"{report.path}, open to {who()}")
+    if config.load.expect_mount is not None:
+        with report.check("mount"):
+            check_expected(config.load.expect_mount, report.path or config.model.model)
+    if os.path.isdir(report.path):
+        _check_place(report)
+        _check_config(config, report)
+        _check_weights(config, report)
+        if text:
+            _check_text(config, report)
+    if device is not None:
+        if report.matched is not None:
+            with report.check("device"):
+                report.ok("device", device(config, report))
+        else:
+            report.skip("device", "needs a model and its weights")
+    if port:
+        with report.check("port"):
+            report.ok("port", _try_port(config.http))
+    return report
+
+
+def main(config: Config) -> int:
+    """Print the report; returns 0, or the lowest exit code of the problems."""
+    report = run_checks(config, device=_fits_here, port=True)
+    print(render(report, config.model.model))
+    sys.stdout.flush()
+    return ProblemsFound(report.problems).exit_code if report.problems else 0
+
+
+def render(report: Report, model: str) -> str:
+    """The report as a table: one line for each check, advice below the failed ones, a verdict."""
+    width = max((len(finding.name) for finding in report.findings), default=0)
+    lines = [f"hotstart check {model}", ""]
+    for finding in report.findings:
+        lines.append(f"  {finding.status:<4}  {finding.name:<{width}}  {finding.text}")
+        if finding.advice:
+            lines.append(f"        {'':<{width}}  -> {finding.advice}")
+    failed, warned = len(report.problems), len(report.warnings)
+    verdict = f"{count(failed, 'problem')} found: it would not start" if failed else "ready to be served"
+    lines += ["", verdict + (f" ({count(warned, 'warning')})" if warned else "")]
+    return "\n".join(lines)
+
+
+def _resolve(config: Config) -> str:
+    model = config.model
+    hub_cache = None
+    if not is_path(model.model):
+        from hotstart.config import cache_root
+
+        root = cache_root.resolve(config.cache_root or None, os.environ)
+        hub_cache = cache_root.child_environment(root, os.environ).get("HF_HUB_CACHE")
+    return resolve(
+        model.model,
+        revision=model.revision,
+        token=model.hf_token,
+        download_dir=model.download_dir,
+        hub_cache=hub_cache,
+        progress=config.log.use_tqdm_on_load,
+    )
+
+
+def _check_place(report: Report) -> None:
+    """What the directory lies on, and whether that will be there tomorrow."""
+    with report.check("storage"):
+        report.mount = mount_of(report.path)
+        if report.mount is None:
+            report.warn("storage", "this system does not tell what is mounted (no /proc/self/mountinfo)")
+            return
+        report.ok("storage", report.mount.describe())
+        persistence = after_reboot(report.mount)
+        (report.ok if persistence.sure else report.warn)("reboot", persistence.text)
+
+
+def _check_config(config: Config, report: Report) -> None:
+    """config.json and the other small files; whether an architecture of ours is described well."""
+    with report.check("config"):
+        report.files = load_model_files(report.path, overrides=overrides_of(config.model))
+        from hotstart.models.registry import family_for
+
+        family = family_for(report.files.config)
+        geometry = family.geometry(report.files.config)
+        report.family, report.geometry = family, geometry
+        report.ok(
+            "config",
+            f"{geometry.architecture}, {geometry.num_layers} layers, "
+            f"context of {geometry.max_position_embeddings} tokens",
+        )
+
+
+def _check_weights(config: Config, report: Report) -> None:
+    """Files whole and readable (their headers are read), tensors as the configuration wants them."""
+    if config.load.load_format == "dummy":
+        report.skip("weights", "--load-format dummy: random weights, nothing is read")
+        return
+    with report.check("weights"):
+        checkpoint = open_checkpoint(report.path, ignore_index=config.model.ignore_index)
+        report.checkpoint = checkpoint
+        for line in describe(checkpoint):
+            report.ok("weights", line)
+        report.residency = {file.path: resident_fraction(file.path) for file in checkpoint.files}
+        report.ok("page cache", _page_cache(report))
+    if report.checkpoint is None or report.family is None or report.geometry is None:
+        report.skip("tensors", "needs a configuration and whole weight files")
+        return
+    with report.check("tensors"):
+        from hotstart.loading.match import match
+
+        matched = match(report.family.specs(report.geometry), report.checkpoint, config.model.dtype)
+        report.matched = matched
+        report.ok("tensors", f"all {len(matched.loads)} found, {format_size(matched.nbytes)}")
+        for note in matched.notes:
+            report.ok("tensors", note)
+        for warning in matched.warnings:
+            report.warn("tensors", warning)
+        report.ok("dtype", _dtypes(config, report, matched))
+
+
+def _check_text(config: Config, report: Report) -> None:
+    """Tokenizer, chat template and generation defaults."""
+    if report.files is None:
+        report.skip("text", "needs a configuration")
+        return
+    with report.check("text"):
+        from hotstart.frontend.start import load_text
+
+        report.text = load_text(report.files, config)
+        if report.text.template is None:
+            report.warn("text", report.text.no_template)
+        else:
+            report.ok(
+                "text", f"tokenizer and chat template ({report.files.chat_template_source or 'as given'})"
+            )
+
+
+def _page_cache(report: Report) -> str:
+    share = report.resident
+    if share is None:
+        return "unknown (the kernel does not tell for files of other users)"
+    return f"{share:.0%} of the weight files are in memory already"
+
+
+def _dtypes(config: Config, report: Report, matched: Matched) -> str:
+    """Stored, configured and used: a field missing from config.json must not decide silently."""
+    from hotstart.loading.match import FLOATS
+
+    stored = ", ".join(
+        f"{FLOATS[name]} ({format_size(size)})" if len(matched.stored) > 1 else FLOATS[name]
+        for name, size in matched.stored.items()
+    )
+    content: dict[str, Any] = report.files.config if report.files is not None else {}
+    configured = content.get("dtype") or content.get("torch_dtype") or "nothing"
+    by = "as stored" if config.model.dtype == "auto" else "--dtype"
+    return f"stored {stored}; config.json says {configured}; used {matched.dtype} ({by})"
+
+
+def _fits_here(config: Config, report: Report) -> str:
+    """The engine's own arithmetic, so that check and serve cannot disagree."""
+    from hotstart.engine.assemble import Prepared, size_kv
+
+    assert report.files is not None
+    assert report.checkpoint is not None
+    assert report.family is not None
+    assert report.geometry is not None
+    assert report.matched is not None
+    size = size_kv(
+        Prepared(
+            config=config,
+            files=report.files,
+            family=report.family,
+            geometry=report.geometry,
+            checkpoint=report.checkpoint,
+            matched=report.matched,
+        )
+    )
+    return f"fits: KV cache of {size.tokens} tokens (--kv-cache-memory-bytes={size.bytes}): {size.reason}"
+
+
+def _try_port(http: HttpConfig) -> str:
+    """Bind the address for a moment. Raises ConfigError."""
+    if http.uds is not None:
+        folder = os.path.dirname(os.path.abspath(http.uds))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"--uds {http.uds}: {who()} cannot create a socket in {folder}")
+        return f"{http.uds} can be created"
+    shown = f"{http.host or 'all interfaces'}, port {http.port}"
+    try:
+        found = socket.getaddrinfo(
+            http.host or "0.0.0.0", http.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(found[0][4])
+            probe.listen(1)
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot listen on {shown}: {error.strerror}",
+            advice="Choose another --port, or stop the process that holds it (ss -ltnp)",
+        ) from None
+    return f"{shown}: free"
