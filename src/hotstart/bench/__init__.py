@@ -1,0 +1,1 @@
+"""Benchmarks: each command imports what it needs when it is chosen."""

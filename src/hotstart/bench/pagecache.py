@@ -1,0 +1,68 @@
+"""Put a benchmark's files into the page cache, or take them out, and say how far that worked.
+
+Eviction asks politely: pages that are dirty or mapped by a running process stay. What is still
+resident afterwards is measured, so that a "cold" figure that was not cold can be told.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from hotstart.storage.residency import evict, resident_fraction
+
+_DROP_CACHES = "/proc/sys/vm/drop_caches"
+_STEP = 16 << 20
+
+
+def model_files(directory: str) -> list[str]:
+    """The weight files of a model directory, and its small files."""
+    return sorted(str(path) for path in Path(directory).iterdir() if path.is_file())
+
+
+def library_files() -> list[str]:
+    """Interpreter, standard library and everything installed beside it."""
+    roots = {sys.prefix, sys.base_prefix}
+    found = (Path(folder) / name for root in roots for folder, _, names in os.walk(root) for name in names)
+    return [str(path) for path in found if path.is_file()]
+
+
+def warm(paths: Iterable[str]) -> None:
+    """Read every byte once."""
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            while file.read(_STEP):
+                pass
+
+
+def evict_all(paths: Iterable[str]) -> None:
+    """Drop the pages of these files; unreadable ones are passed over."""
+    for path in paths:
+        with suppress(OSError):
+            evict(path)
+
+
+def drop_everything() -> bool:
+    """Drop the page cache of the whole machine; False where that is not allowed."""
+    os.sync()
+    try:
+        with open(_DROP_CACHES, "w") as file:
+            file.write("3\n")
+    except OSError:
+        return False
+    return True
+
+
+def resident_share(paths: Iterable[str]) -> float | None:
+    """Share of the bytes of these files that the page cache holds, 0 to 1; None: cannot be known."""
+    held = total = 0.0
+    for path in paths:
+        fraction, size = resident_fraction(path), os.path.getsize(path)
+        if fraction is None:
+            return None
+        held += fraction * size
+        total += size
+    return held / total if total else None

@@ -1,0 +1,88 @@
+"""The figures of a start as a table, as JSON and as a picture."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from hotstart.bench import report, waterfall
+from hotstart.bench.floor import Floor
+from hotstart.bench.launch import Start
+from hotstart.bench.startup import Runs
+
+PHASES = ({"process": "engine", "name": "import torch", "start": 0.1, "end": 0.9},)
+
+
+def start(first_token: float, *, held: bool = True) -> Start:
+    return Start(0.2, first_token - 0.1, first_token, held, 0.06, 0.04, PHASES)
+
+
+@pytest.fixture
+def runs() -> Runs:
+    runs = Runs("cold", resident=[0.0, 0.02, 0.01], imports=[1.0, 1.2, 1.1], reads=[0.5, 0.4, 0.6])
+    runs.floors = [Floor(1.0, 1.1, 1.2, 0.9, 2_000_000_000), Floor(1.0, 1.2, 1.4, 0.9, 2_000_000_000)]
+    runs.starts = {"hotstart": [start(1.3), start(1.6), start(1.5)], "other": [start(30.0, held=False)]}
+    return runs
+
+
+def row(text: str, label: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if line.startswith(label)]
+    return line[len(label) :].split()
+
+
+def test_rows_hold_median_range_and_ratios_of_medians(runs: Runs) -> None:
+    table = report.table(runs, "models/tiny").partition("other\n")[0]
+    assert row(table, "import torch") == ["1.100", "[1.000", "-", "1.200]"]
+    assert row(table, "floor") == ["1.300", "[1.200", "-", "1.400]", "1.18", "1.00"]
+    assert row(table, "  first token") == ["1.500", "[1.300", "-", "1.600]", "1.36", "1.15"]
+
+
+def test_table_names_model_bytes_and_cache(runs: Runs) -> None:
+    assert "tiny, 2.00 GB, page cache cold, rounds: 3" in report.table(runs, "models/tiny/")
+
+
+def test_cold_table_says_what_was_still_cached_and_how_fast_a_plain_read_is(runs: Runs) -> None:
+    table = report.table(runs, "tiny")
+    assert "weights in the page cache just before a start: 1%" in table
+    assert "best plain parallel read: 4.00 GB/s" in table
+
+
+def test_first_request_is_compared_with_the_second_only_when_it_was_not_held(runs: Runs) -> None:
+    table = report.table(runs, "tiny")
+    assert "hotstart: first request held until ready in 3 of 3 starts" in table
+    assert "other: first request took 1.50 x the second" in table
+
+
+def test_phases_appear_with_their_process(runs: Runs) -> None:
+    assert row(report.table(runs, "tiny").partition("other\n")[0], "    engine: import torch")[0] == "0.800"
+
+
+def test_start_without_a_model_has_no_floor(runs: Runs) -> None:
+    runs.floors, runs.reads = [], []
+    assert "floor" not in report.table(runs, "").split("x floor")[1]
+
+
+def test_json_holds_every_round(runs: Runs) -> None:
+    document = json.loads(report.as_json([runs], "tiny"))
+    starts = document["states"][0]["starts"]["hotstart"]
+    assert [entry["first_token"] for entry in starts] == [1.3, 1.6, 1.5]
+
+
+def test_picture_shows_the_median_start_beside_the_floor(runs: Runs) -> None:
+    bars = {bar.label: (bar.start, bar.end) for bar in waterfall.bars(runs)}
+    assert bars["hotstart: until the first token"] == (0.0, 1.5)
+    assert bars["floor: one eager forward"] == pytest.approx((1.1, 1.2))
+    assert bars["   engine: import torch"] == (0.1, 0.9)
+
+
+def test_picture_is_a_png(runs: Runs, tmp_path: Path) -> None:
+    path = tmp_path / "start.png"
+    waterfall.draw([runs], str(path))
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", data[16:24])
+    assert width == 1200
+    assert height > 200
