@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from difflib import get_close_matches
 from typing import Any
 
@@ -51,7 +50,7 @@ class Fields:
             self.problem(f"{name} is {_shown(value)}", expected="a whole number")
             return low
         if not low <= value <= high:
-            self.problem(f"{name} is {value}", expected=f"a whole number from {low} to {high}")
+            self.problem(f"{name} is {_shown(value)}", expected=f"a whole number from {low} to {high}")
             return low
         return value
 
@@ -62,15 +61,15 @@ class Fields:
         return self.integer(name, low=low, high=high)
 
     def number(self, name: str, *, low: float, high: float, default: float | None = None) -> float:
-        """A finite number in ``low … high``."""
+        """A number in ``low … high``."""
         value = self._present(name, default)
         if value is None:
             return low
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or value != value:
             self.problem(f"{name} is {_shown(value)}", expected="a number")
             return low
         if not low <= value <= high:
-            self.problem(f"{name} is {value}", expected=f"a number from {low:g} to {high:g}")
+            self.problem(f"{name} is {_shown(value)}", expected=f"a number from {low:g} to {high:g}")
             return low
         return float(value)
 
