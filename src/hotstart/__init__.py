@@ -9,14 +9,14 @@ __version__ = "0.1.0"
 __all__ = ["LLM", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
-    from hotstart.engine.llm import LLM
+    from hotstart.llm import LLM
     from hotstart.messages import SamplingParams
 
 
 def __getattr__(name: str) -> object:
     """Import on first use: ``import hotstart`` itself costs nothing."""
     if name == "LLM":
-        from hotstart.engine.llm import LLM
+        from hotstart.llm import LLM
 
         return LLM
     if name == "SamplingParams":

@@ -1,0 +1,1 @@
+"""Requests, scheduling, KV bookkeeping, the runner and the engine process."""

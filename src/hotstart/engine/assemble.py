@@ -88,9 +88,7 @@ def open_weights(prepared: Prepared, progress: Callable[[int], None]) -> Image:
     """The file images, not yet reading."""
     from hotstart.loading.image import Image
 
-    return Image(
-        prepared.checkpoint, strategy=prepared.config.load.read_strategy, progress=progress
-    )
+    return Image(prepared.checkpoint, strategy=prepared.config.load.read_strategy, progress=progress)
 
 
 def size_kv(prepared: Prepared) -> KVSize:
@@ -137,7 +135,9 @@ def build(prepared: Prepared, image: Image) -> Built:
     torch.set_num_threads(threads)
     kv = size_kv(prepared)
     model = bind_model(prepared, store, torch.device("cpu"), kv.max_model_len)
-    return Built(_engine_on_cpu(prepared, model, kv, dtype), kv, f"cpu, {threads} threads", prepared.matched.dtype)
+    return Built(
+        _engine_on_cpu(prepared, model, kv, dtype), kv, f"cpu, {threads} threads", prepared.matched.dtype
+    )
 
 
 def bind_model(prepared: Prepared, store: Store, device: object, max_positions: int) -> Model:
@@ -190,5 +190,3 @@ def _engine_on_cpu(prepared: Prepared, model: Model, kv: KVSize, dtype: object) 
         lengths=prepared.geometry.rope_depends_on_length,
     )
     return Engine(scheduler, runner, eos_ids=prepared.eos_ids, depth=1)
-
-

@@ -115,12 +115,14 @@ class Image:
             threading.Thread(target=self._run, name=f"weights-{i}", daemon=True)
             for i in range(min(readers, len(self._steps)))
         ]
+        self._when_done: Callable[[LoadReport], None] = lambda report: None
         self._began = 0.0
         self._ended = 0.0
 
-    def start(self) -> None:
-        """Begin to read. Only after the checks have passed."""
+    def start(self, done: Callable[[LoadReport], None] = lambda report: None) -> None:
+        """Begin to read, once the checks have passed. ``done`` is called by the last reader to end."""
         self._began = time.monotonic()
+        self._when_done = done
         for thread in self._threads:
             thread.start()
 
@@ -132,6 +134,9 @@ class Image:
             raise self._errors[0]
         for file in self._files:
             file.source.verify()
+        return self._report()
+
+    def _report(self) -> LoadReport:
         seconds = max(self._ended, self._began) - self._began
         mapped = sum(
             f.size for f, c in zip(self.checkpoint.files, self.choices, strict=True) if c.strategy == "map"
@@ -187,6 +192,8 @@ class Image:
                 self._ended = ended
                 done = self._done
             self._progress(done)
+            if done == self.total:
+                self._when_done(self._report())
 
 
 class _File:

@@ -1,0 +1,1 @@
+"""Ranks and executors: who runs a step."""

@@ -1,0 +1,243 @@
+"""``hotstart serve``: spawn the engine, take the port, check, and hand over to the frontend.
+
+The order is the point. The engine is spawned before anything else, since its ``import torch`` is the
+longest stretch of a start; everything here happens beside it, on the other core. The checks run on
+a thread of their own: when they pass the engine is told to read, when they fail both processes end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, NoReturn
+
+from hotstart.cli.engine_process import EngineProcess
+
+if TYPE_CHECKING:
+    import logging
+    import socket
+    from types import FrameType
+
+    from hotstart.cli.progress import Progress
+    from hotstart.config.parse import Parsed
+    from hotstart.config.settings import Config
+    from hotstart.frontend.startup import Startup
+    from hotstart.timeline import Timeline
+
+# Local checks take less than this. Importing the HTTP side at the same time would slow both down,
+# and a start that fails does not need it; a download takes longer, and its progress must be served.
+_CHECKS_ALONE_SECONDS = 0.4
+
+
+def run(parsed: Parsed) -> int:
+    """Serve until stopped; returns the exit code. Raises what ended the start."""
+    engine = EngineProcess()
+
+    def end_at_once(number: int, frame: FrameType | None) -> NoReturn:
+        engine.kill()
+        os._exit(128 + number)
+
+    # Until the event loop takes the signals over.
+    signal.signal(signal.SIGTERM, end_at_once)
+    signal.signal(signal.SIGINT, end_at_once)
+    try:
+        return _Server(parsed, engine).run()
+    finally:
+        engine.kill()
+
+
+class _Server:
+    """The frontend process before and after its event loop."""
+
+    def __init__(self, parsed: Parsed, engine: EngineProcess) -> None:
+        from hotstart.timeline import Timeline
+
+        self.engine = engine
+        self.notes = parsed.notes
+        self.config = parsed.config
+        self.timeline = Timeline("frontend")
+        self.timeline.end(self.timeline.begin("parse flags, spawn engine", start=self.timeline.origin))
+        self.startup: Startup | None = None
+        self.progress: Progress | None = None
+
+    def run(self) -> int:
+        from hotstart.cli import bind, logs
+        from hotstart.cli.progress import Progress, Screen
+        from hotstart.errors import EngineError, raise_all
+
+        config = self.config
+        terminal = sys.stderr.isatty() and config.log.log_format == "text"
+        screen = Screen(sys.stderr) if terminal else None
+        logs.setup(config.log, screen)
+        log = _log()
+        listening = bind.bind(config.http)
+        log.info("hotstart %s, listening on %s", _version(), bind.url(config.http, listening[0]))
+        for note in self.notes:
+            log.info("%s", note)
+        _warn_loopback(config, listening[0])
+        self.progress = Progress(self.timeline, screen=screen, enabled=config.log.use_tqdm_on_load)
+        self.progress.start()
+        from hotstart.frontend.startup import Startup
+
+        self.startup = startup = Startup()
+        startup.listen(self._announce)
+        checks = threading.Thread(target=self._check, name="checks", daemon=True)
+        checks.start()
+        checks.join(timeout=_CHECKS_ALONE_SECONDS)
+        code = 0
+        if not startup.failed:
+            with self.timeline.phase("import HTTP server"):
+                import uvloop
+
+                from hotstart.frontend.server import serve
+            code = uvloop.run(serve(config, listening, self.engine.socket, self.timeline, startup))
+        if self.progress is not None:
+            self.progress.stop()
+        raise_all(startup.failed)
+        if code == EngineError.exit_code:
+            raise EngineError(
+                self.engine.how_it_ended(),
+                advice="Look at the lines above; start again with --log-level debug",
+            )
+        return code
+
+    def _check(self) -> None:
+        """The checks, on their own thread: resolve, tell the engine, look, give the word."""
+        from hotstart.errors import EngineError, HotstartError, ProblemsFound
+
+        assert self.startup is not None
+        try:
+            self._look()
+        except ProblemsFound as error:
+            self.startup.fail(error.problems)
+        except HotstartError as error:
+            self.startup.fail([error])
+        except BaseException as error:
+            import traceback
+
+            traceback.print_exc()
+            self.startup.fail([EngineError(f"the checks failed: {type(error).__name__}: {error}")])
+
+    def _look(self) -> None:
+        import msgspec
+
+        from hotstart.checkpoint.resolve import is_path, resolve
+        from hotstart.cli.check import fits_here, run_checks
+        from hotstart.config import cache_root
+        from hotstart.config.settings import encode
+        from hotstart.errors import HotstartError, raise_all
+        from hotstart.frontend.startup import Checked
+        from hotstart.messages import Go, frame
+
+        assert self.startup is not None
+        config = self.config
+        root = cache_root.resolve(config.cache_root or None, os.environ)
+        log = _log()
+        log.info("%s", root.reason) if root.writable else log.warning("%s", root.reason)
+        path = ""
+        name = "check" if is_path(config.model.model) else "download and check"
+        with self.timeline.phase(name):
+            try:
+                path = resolve(
+                    config.model.model,
+                    revision=config.model.revision,
+                    token=config.model.hf_token,
+                    download_dir=config.model.download_dir,
+                    hub_cache=cache_root.child_environment(root, os.environ).get("HF_HUB_CACHE"),
+                    progress=config.log.use_tqdm_on_load,
+                )
+            except HotstartError:
+                if not config.load.expect_mount:
+                    raise
+                # The mount is the likelier cause: the checks look at it and report both.
+            config = msgspec.structs.replace(
+                config,
+                model=msgspec.structs.replace(config.model, path=path),
+                cache_root=root.path if root.writable else "",
+            )
+            self._send(frame_bytes(encode(config)))
+            report = run_checks(config, device=fits_here)
+            raise_all(report.problems)
+        for warning in report.warnings:
+            log.warning("%s", warning)
+        assert report.files is not None
+        assert report.text is not None
+        assert report.geometry is not None
+        self.startup.pass_checks(
+            Checked(
+                files=report.files,
+                text=report.text,
+                served_names=config.model.served_model_name or (config.model.model,),
+                max_model_len=None
+                if config.model.max_model_len == -1
+                else config.model.max_model_len or report.geometry.max_position_embeddings,
+            )
+        )
+        self._send(frame(Go()))
+
+    def _send(self, data: bytes) -> None:
+        import contextlib
+
+        # A dead engine is noticed, and explained, where its end of file is read.
+        with contextlib.suppress(OSError):
+            self.engine.socket.sendall(data)
+
+    def _announce(self) -> None:
+        """A listener of the startup: what an operator wants to see once it serves."""
+        from hotstart.frontend.startup import State
+
+        startup = self.startup
+        assert startup is not None
+        if startup.state is not State.READY or startup.ready is None or self.progress is None:
+            return
+        from hotstart.cli.progress import startup_table, write_startup_json
+        from hotstart.errors import HotstartError
+        from hotstart.units import format_size
+
+        progress, self.progress = self.progress, None
+        progress.stop()
+        ready, log = startup.ready, _log()
+        log.info("start timeline\n%s", startup_table(self.timeline))
+        log.info(
+            "KV cache: %s, %d tokens; to skip the computation next time: --kv-cache-memory-bytes=%d",
+            format_size(ready.kv_cache_bytes),
+            ready.kv_cache_tokens,
+            ready.kv_cache_bytes,
+        )
+        if self.config.log.startup_json:
+            try:
+                write_startup_json(self.timeline, self.config.log.startup_json)
+            except HotstartError as error:
+                log.warning("%s", error)
+        log.info("ready")
+
+
+def frame_bytes(body: bytes) -> bytes:
+    """A frame around an encoded body, as in :mod:`hotstart.messages`."""
+    return len(body).to_bytes(4, "little") + body
+
+
+def _log() -> logging.Logger:
+    import logging
+
+    return logging.getLogger("hotstart")
+
+
+def _version() -> str:
+    from hotstart import __version__
+
+    return __version__
+
+
+def _warn_loopback(config: Config, listening: socket.socket) -> None:
+    from hotstart.cli.bind import loopback_only
+    from hotstart.storage.mounts import container
+
+    inside = container() if loopback_only(listening) else ""
+    if inside:
+        _log().warning(
+            "bound to loopback inside a container (%s): nothing outside it can connect; leave --host out",
+            inside,
+        )

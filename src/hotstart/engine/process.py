@@ -1,0 +1,229 @@
+"""What the engine process does: plan, read when told to, build, step.
+
+The parent sends the settings as the first frame, and :class:`~hotstart.messages.Go` once its checks
+have passed; no weight byte is read before. Requests may arrive at any time: the first step is the
+oldest one's, or a one-token probe when none waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from hotstart.config.settings import Config, decode
+from hotstart.errors import EngineError, HotstartError, ProblemsFound
+from hotstart.messages import (
+    AbortRequests,
+    AddRequests,
+    Control,
+    ControlDone,
+    Failed,
+    Frames,
+    FromEngine,
+    Go,
+    NewRequest,
+    PhaseEvent,
+    Ready,
+    SamplingParams,
+    ToEngine,
+    decode_to_engine,
+    frame,
+    pack_ids,
+)
+from hotstart.timeline import Phase, Timeline, process_start
+
+if TYPE_CHECKING:
+    from hotstart.engine.assemble import Built, Prepared
+    from hotstart.engine.core import Engine
+    from hotstart.engine.main import TorchImport
+
+_PROBE_ID = -1
+_PROGRESS_EVERY = 0.1
+"""Seconds between two progress events of the same phase."""
+
+
+def run(connection: socket.socket, torch: TorchImport) -> int:
+    """Start and serve until the frontend closes its end; returns the exit code."""
+    link = Link(connection)
+    try:
+        _start(link, torch)
+    except PeerGone:
+        return 0
+    except BaseException as error:
+        return _report(link, error)
+
+
+def _start(link: Link, torch: TorchImport) -> NoReturn:
+    timeline = Timeline("engine")
+    timeline.listen(_Forward(link))
+    timeline.end(timeline.begin("python start", start=process_start()), at=torch.began)
+    config = decode(link.settings())
+    from hotstart.engine.assemble import build, open_weights, prepare
+
+    with timeline.phase("read headers"):
+        prepared = prepare(config)
+        weights = open_weights(prepared, lambda done: timeline.progress(reading, done))
+    link.wait_for_go()
+    reading = timeline.begin("read weights", total=weights.total)
+    weights.start(lambda report: timeline.end(reading, detail=f"{weights.describe()}; {report}"))
+    torch.wait()
+    timeline.end(timeline.begin("import torch", start=torch.began), at=torch.ended, detail=torch.how)
+    with timeline.phase("build model"):
+        built = build(prepared, weights)
+    weights.wait()
+    _serve(link, prepared, built, timeline)
+
+
+def _serve(link: Link, prepared: Prepared, built: Built, timeline: Timeline) -> NoReturn:
+    engine = built.engine
+    _take(link, engine, block=False)
+    phase = timeline.begin("first step")
+    probe = not engine.has_work
+    if probe:
+        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+        engine.add(NewRequest(_PROBE_ID, pack_ids([0]), params, time.monotonic()))
+    output = engine.step()
+    first = "probe" if probe else "held request"
+    timeline.end(phase, detail=first)
+    if output is not None and not probe:
+        link.send(output)
+    if probe:
+        engine.blocks.reset()
+    link.send(
+        Ready(
+            max_model_len=built.kv.max_model_len,
+            max_num_seqs=prepared.max_num_seqs,
+            max_num_batched_tokens=prepared.max_num_batched_tokens,
+            dtype=built.dtype,
+            device=built.device,
+            kv_cache_bytes=built.kv.bytes,
+            kv_cache_tokens=built.kv.tokens,
+            block_size=16,
+            weights_bytes=prepared.matched.nbytes,
+            first_step=first,
+        )
+    )
+    while True:
+        _take(link, engine, block=not engine.has_work)
+        output = engine.step()
+        if output is not None:
+            link.send(output)
+
+
+def _take(link: Link, engine: Engine, *, block: bool) -> None:
+    """Hand arrived messages to the engine."""
+    for message in link.messages(block=block):
+        if isinstance(message, AddRequests):
+            for request in message.requests:
+                engine.add(request)
+        elif isinstance(message, AbortRequests):
+            for request_id in message.ids:
+                engine.abort(request_id)
+        elif isinstance(message, Control):
+            ok = message.op == "reset_prefix_cache" and engine.blocks.reset()
+            link.send(ControlDone(message.op, ok))
+
+
+class _Forward:
+    """Timeline listener: phases go to the frontend, progress not more often than is useful."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._sent: dict[str, float] = {}
+
+    def __call__(self, phase: Phase) -> None:
+        now = time.monotonic()
+        known = phase.name in self._sent
+        if known and phase.end is None and now - self._sent[phase.name] < _PROGRESS_EVERY:
+            return
+        self._sent[phase.name] = now
+        with contextlib.suppress(PeerGone):
+            self._link.send(PhaseEvent(phase))
+
+
+def _report(link: Link, error: BaseException) -> int:
+    """Tell the frontend why; returns the exit code."""
+    if isinstance(error, ProblemsFound):
+        problems = list(error.problems)
+    elif isinstance(error, HotstartError):
+        problems = [error]
+    else:
+        import traceback
+
+        traceback.print_exception(error)
+        problems = [
+            EngineError(
+                f"the engine failed: {type(error).__name__}: {error}",
+                advice="This is a defect of hotstart; please report it with the traceback above",
+            )
+        ]
+    with contextlib.suppress(PeerGone):
+        link.send(Failed([(p.exit_code, p.found, p.expected, p.advice) for p in problems]))
+    return min(p.exit_code for p in problems)
+
+
+class PeerGone(Exception):  # noqa: N818 - the other side ended, which is no error here
+    """The frontend closed its end."""
+
+
+class Link:
+    """Framed messages over the socket. Sending is thread-safe; one thread at a time receives."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._send_lock = threading.Lock()
+        self._frames = Frames()
+        self._backlog: list[bytes] = []
+
+    def settings(self) -> bytes:
+        """Block for the first frame."""
+        while not self._backlog:
+            self._receive(block=True)
+        return self._backlog.pop(0)
+
+    def wait_for_go(self) -> None:
+        """Block until the checks have passed; requests that come earlier are kept."""
+        kept: list[bytes] = []
+        while True:
+            while self._backlog:
+                body = self._backlog.pop(0)
+                if isinstance(decode_to_engine(body), Go):
+                    self._backlog[:0] = kept
+                    return
+                kept.append(body)
+            self._receive(block=True)
+
+    def messages(self, *, block: bool) -> list[ToEngine]:
+        """What has arrived; with ``block``, at least one message."""
+        while self._receive(block=block and not self._backlog):
+            pass
+        bodies, self._backlog = self._backlog, []
+        return [decode_to_engine(body) for body in bodies]
+
+    def send(self, message: FromEngine) -> None:
+        """Send one message; raises PeerGone."""
+        data = frame(message)
+        with self._send_lock:
+            try:
+                self._socket.sendall(data)
+            except OSError:
+                raise PeerGone from None
+
+    def _receive(self, *, block: bool) -> bool:
+        """Read what is there; False when there was nothing."""
+        if block:
+            select.select([self._socket], [], [])
+        try:
+            data = self._socket.recv(1 << 20, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            raise PeerGone from None
+        if not data:
+            raise PeerGone
+        self._backlog += self._frames.feed(data)
+        return True

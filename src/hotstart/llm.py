@@ -1,0 +1,216 @@
+"""The Python API: ``LLM(path).generate([...])``, vLLM's small surface on the same engine.
+
+The engine runs in the caller's process and thread; torch is imported plainly, since the caller's
+own code may want all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct, structs
+
+from hotstart.checkpoint.resolve import resolve
+from hotstart.config.settings import (
+    CacheConfig,
+    Config,
+    DeviceConfig,
+    LoadConfig,
+    ModelConfig,
+    OptimizationConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+from hotstart.engine.assemble import build, open_weights, prepare
+from hotstart.errors import ConfigError
+from hotstart.frontend.generation import Choice
+from hotstart.frontend.start import load_text
+from hotstart.messages import NewRequest, SamplingParams, TokenLogprobs, pack_ids
+
+_GROUPS: dict[str, type[Struct]] = {
+    "model": ModelConfig,
+    "load": LoadConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "parallel": ParallelConfig,
+    "optimization": OptimizationConfig,
+    "device": DeviceConfig,
+}
+
+
+class CompletionOutput(Struct, kw_only=True):
+    """One text."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class RequestOutput(Struct, kw_only=True):
+    """What became of one prompt; ``outputs`` has ``n`` entries."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+class LLM:
+    """A model in this process.
+
+    ``model`` is a directory or a hub name; further keywords are fields of
+    :mod:`hotstart.config.settings` (``max_model_len``, ``dtype``, ``kv_cache_memory_bytes``, …).
+    Raises the errors of a start: ConfigError, ModelError, StorageError, DeviceError.
+    """
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        config = _config(model, settings)
+        prepared = prepare(config)
+        self._text = load_text(prepared.files, config)
+        weights = open_weights(prepared, lambda done: None)
+        weights.start()
+        built = build(prepared, weights)
+        weights.wait()
+        self._engine = built.engine
+        self.max_model_len = built.kv.max_model_len
+        self._next_id = 0
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation_config.json asks for."""
+        defaults = dict(self._text.sampling_defaults)
+        limit = defaults.pop("max_new_tokens", None)
+        params = SamplingParams(**defaults)
+        return params if limit is None else structs.replace(params, max_tokens=limit)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts (texts, or lists of token ids), in order, as one batch.
+
+        Raises ConfigError for a prompt that is empty or does not fit the context.
+        """
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        every = (
+            [sampling_params] * len(texts)
+            if isinstance(sampling_params, SamplingParams)
+            else list(sampling_params)
+        )
+        if len(every) != len(texts):
+            raise ConfigError(
+                f"{len(texts)} prompts and {len(every)} sampling parameters",
+                expected="as many of each, or one",
+            )
+        runs = [self._submit(prompt, params) for prompt, params in zip(texts, every, strict=True)]
+        self._finish({choice.id: choice for run in runs for choice in run.choices})
+        return [run.output() for run in runs]
+
+    def chat(
+        self,
+        messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer conversations through the model's chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
+        if self._text.template is None:
+            raise ConfigError(self._text.no_template)
+        prompts = [
+            self._text.tokenizer.encode(
+                self._text.template.render(talk, **template), add_special_tokens=False
+            )
+            for talk in conversations
+        ]
+        return self.generate(prompts, sampling_params)
+
+    def _submit(self, prompt: str | Sequence[int], params: SamplingParams) -> _Run:
+        ids = self._text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids or len(ids) >= self.max_model_len:
+            raise ConfigError(
+                f"a prompt of {len(ids)} tokens",
+                expected=f"1 to {self.max_model_len - 1} (max_model_len - 1)",
+            )
+        room = self.max_model_len - len(ids)
+        limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        run = _Run(prompt if isinstance(prompt, str) else None, ids)
+        for index in range(params.n):
+            seed = None if params.seed is None else params.seed + index
+            own = structs.replace(params, max_tokens=limit, seed=seed)
+            choice = Choice(index, ids, own, self._text.tokenizer, time.monotonic())
+            choice.id = self._next_id
+            self._next_id += 1
+            self._engine.add(NewRequest(choice.id, pack_ids(ids), own, choice.arrival))
+            run.choices.append(choice)
+        return run
+
+    def _finish(self, choices: dict[int, Choice]) -> None:
+        """Step until every choice has ended."""
+        while self._engine.has_work:
+            step = self._engine.step()
+            if step is None:
+                continue
+            for event in step.scheduled:
+                choices[event.id].cached_tokens = event.cached_tokens
+            for prompt in step.prompt_logprobs:
+                choices[prompt.id].prompt_logprobs = prompt.positions
+            for request_id, token, finish in step.unpack():
+                choice = choices[request_id]
+                choice.accept(token, finish, step.logprobs.get(request_id), step.stop_ids.get(request_id))
+                if choice.finish and not finish:
+                    self._engine.abort(request_id)  # a stop string, which the engine cannot see
+
+
+class _Run:
+    """A prompt and its choices."""
+
+    def __init__(self, prompt: str | None, ids: list[int]) -> None:
+        self.prompt = prompt
+        self.ids = ids
+        self.choices: list[Choice] = []
+
+    def output(self) -> RequestOutput:
+        """The public form."""
+        first = self.choices[0]
+        return RequestOutput(
+            request_id=str(first.id),
+            prompt=self.prompt,
+            prompt_token_ids=self.ids,
+            prompt_logprobs=first.prompt_logprobs,
+            num_cached_tokens=first.cached_tokens,
+            outputs=[
+                CompletionOutput(
+                    index=choice.index,
+                    text=choice.delta.text,
+                    token_ids=choice.delta.token_ids,
+                    logprobs=choice.delta.logprobs if choice.params.logprobs is not None else None,
+                    finish_reason=choice.finish.text,
+                    stop_reason=choice.delta.stop_reason,
+                )
+                for choice in self.choices
+            ],
+        )
+
+
+def _config(model: str, settings: dict[str, Any]) -> Config:
+    """Settings by field name, sorted into their groups."""
+    groups: dict[str, dict[str, Any]] = {name: {} for name in _GROUPS}
+    for key, value in settings.items():
+        group = next((name for name, kind in _GROUPS.items() if key in kind.__struct_fields__), None)
+        if group is None:
+            known = sorted(field for kind in _GROUPS.values() for field in kind.__struct_fields__)
+            raise ConfigError(f"LLM has no setting {key}", expected="one of " + ", ".join(known))
+        groups[group][key] = value
+    groups["model"] |= {"model": model, "path": os.path.abspath(resolve(model))}
+    return Config(**{name: kind(**groups[name]) for name, kind in _GROUPS.items()})
