@@ -1,0 +1,1 @@
+"""The HTTP side: OpenAI's protocol, templates, tokenizer, metrics. Imports neither torch nor transformers."""

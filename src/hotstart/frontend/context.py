@@ -1,0 +1,69 @@
+"""What every endpoint shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hotstart.config.settings import Config
+from hotstart.frontend.engine_client import EngineClient
+from hotstart.frontend.errors import ApiError
+from hotstart.frontend.gate import Gate
+from hotstart.frontend.liveness import Liveness
+from hotstart.frontend.metrics import Metrics
+from hotstart.frontend.sampling import bound_max_tokens
+from hotstart.frontend.startup import Checked, Startup
+from hotstart.frontend.tokenizer import Tokenizer
+from hotstart.timeline import Timeline
+
+
+@dataclass
+class Frontend:
+    """The parts of one server, wired together by :mod:`hotstart.frontend.server`."""
+
+    config: Config
+    startup: Startup
+    timeline: Timeline
+    liveness: Liveness
+    metrics: Metrics
+    client: EngineClient
+    gate: Gate
+    created: int
+    """Unix seconds; the age of the model in listings."""
+    in_flight: int = 0
+    """HTTP requests being answered, for ``/load``."""
+
+    def context_length(self) -> int:
+        """Tokens of prompt and answer together; known once the gate is open."""
+        length = self.startup.max_model_len
+        assert length is not None
+        return length
+
+    def check_model(self, name: str | None, checked: Checked) -> str:
+        """The served name for ``name``. Raises :class:`ApiError` 404 for one that is not served."""
+        if name is None or name == "":
+            return checked.served_names[0]
+        if name not in checked.served_names:
+            served = ", ".join(checked.served_names)
+            raise ApiError(404, f"The model `{name}` does not exist; served here: {served}.", param="model")
+        return name
+
+    def check_length(self, text: str, tokenizer: Tokenizer) -> None:
+        """Refuse a text that cannot fit, without encoding it. Raises :class:`ApiError` 400."""
+        least = tokenizer.fewest_tokens(text)
+        if least >= self.context_length():
+            bound_max_tokens(None, prompt=least, context=self.context_length(), default=None)
+
+    def check_queue(self, more: int) -> None:
+        """Raise :class:`ApiError` 429 when the queue has no room for ``more`` choices."""
+        limit = self.config.scheduler.max_queued_requests
+        waiting = self.client.waiting
+        if waiting and waiting + more > limit:
+            raise ApiError(429, f"{waiting} requests are waiting, and at most {limit} may.", retry_after=1)
+
+
+def vocab_size(checked: Checked) -> int:
+    """Of the model's configuration, else of the tokenizer."""
+    text_config = checked.files.config.get("text_config")
+    nested = text_config.get("vocab_size") if isinstance(text_config, dict) else None
+    size = checked.files.config.get("vocab_size", nested)
+    return size if isinstance(size, int) else checked.text.tokenizer.backend.get_vocab_size()

@@ -1,0 +1,200 @@
+"""The frontend's end of the socket pair to the engine.
+
+A protocol rather than streams: a step's frame is decoded and handed to the requests inside the
+read callback, with no task in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import socket
+import time
+from collections.abc import Callable
+
+from hotstart.errors import ConfigError, DeviceError, EngineError, HotstartError, ModelError, StorageError
+from hotstart.frontend.errors import ApiError
+from hotstart.frontend.generation import Choice, Generation
+from hotstart.frontend.metrics import Metrics
+from hotstart.frontend.startup import Startup, State
+from hotstart.messages import (
+    AbortRequests,
+    AddRequests,
+    ControlDone,
+    Failed,
+    FinishReason,
+    Frames,
+    Go,
+    LogEvent,
+    NewRequest,
+    PhaseEvent,
+    Ready,
+    StepOutput,
+    ToEngine,
+    decode_from_engine,
+    frame,
+    pack_ids,
+)
+from hotstart.timeline import Timeline
+
+log = logging.getLogger("hotstart.frontend")
+
+_ERRORS: dict[int, type[HotstartError]] = {
+    error.exit_code: error for error in (ConfigError, ModelError, StorageError, DeviceError, EngineError)
+}
+
+
+class EngineClient(asyncio.Protocol):
+    """Sends requests, and routes what comes back to their :class:`Choice`.
+
+    ``lost`` is set, and ``on_lost`` called, when the engine's end of the pair closes.
+    """
+
+    def __init__(self, startup: Startup, timeline: Timeline, metrics: Metrics) -> None:
+        self.lost = False
+        self.on_lost: Callable[[], None] = lambda: None
+        self._startup = startup
+        self._timeline = timeline
+        self._metrics = metrics
+        self._frames = Frames()
+        self._transport: asyncio.Transport | None = None
+        self._ids = itertools.count(1)
+        self._live: dict[int, Choice] = {}
+        self._waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        """Choices sent to the engine that no step has taken up yet."""
+        return self._waiting
+
+    async def connect(self, engine: socket.socket) -> None:
+        """Take over the socket."""
+        engine.setblocking(False)
+        loop = asyncio.get_running_loop()
+        self._transport, _ = await loop.create_connection(lambda: self, sock=engine)
+
+    def go(self) -> None:
+        """The checks passed: the engine may read weight bytes."""
+        self._send(Go())
+
+    def submit(self, generation: Generation) -> None:
+        """Send every choice. Raises :class:`ApiError` when the engine is gone."""
+        if self.lost:
+            raise ApiError(500, "The engine is gone; the server is stopping.")
+        requests = []
+        packed: dict[int, bytes] = {}
+        for choice in generation.choices:
+            choice.id = next(self._ids)
+            self._live[choice.id] = choice
+            key = id(choice.prompt)
+            if key not in packed:
+                packed[key] = pack_ids(choice.prompt)
+            requests.append(NewRequest(choice.id, packed[key], choice.params, choice.arrival))
+        self._waiting += len(requests)
+        self._send(AddRequests(requests))
+
+    def abort(self, generation: Generation) -> None:
+        """Free what of ``generation`` still runs; nothing is shown of it any more."""
+        running = [choice for choice in generation.choices if self._live.pop(choice.id, None)]
+        for choice in running:
+            self._leave_queue(choice)
+            self._metrics.finished(choice, FinishReason.ABORT)
+        if running:
+            self._send(AbortRequests([choice.id for choice in running]))
+
+    def fail_all(self, error: ApiError) -> None:
+        """Answer everything that runs with ``error``."""
+        for generation in {id(c.generation): c.generation for c in self._live.values()}.values():
+            if generation is not None:
+                generation.fail(error)
+                self.abort(generation)
+
+    def close(self) -> None:
+        """Close our end, which ends the engine."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _send(self, message: ToEngine) -> None:
+        if self._transport is not None and not self.lost:
+            self._transport.write(frame(message))
+
+    def data_received(self, data: bytes) -> None:
+        """Handle every complete frame."""
+        for body in self._frames.feed(data):
+            self._handle(body)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The engine closed its end, or died."""
+        self.lost = True
+        self.on_lost()
+
+    def _handle(self, body: bytes) -> None:
+        message = decode_from_engine(body)
+        if isinstance(message, StepOutput):
+            self._step(message)
+        elif isinstance(message, PhaseEvent):
+            self._timeline.merge(message.phase)
+        elif isinstance(message, LogEvent):
+            logging.getLogger(message.logger).log(message.level, "%s", message.text)
+        elif isinstance(message, Ready):
+            if self._startup.state is State.LOADING:
+                self._metrics.set_engine(message)
+                self._startup.become_ready(message)
+        elif isinstance(message, Failed):
+            self._startup.fail(
+                [
+                    _ERRORS.get(code, EngineError)(found, expected=expected, advice=advice)
+                    for code, found, expected, advice in message.problems
+                ]
+            )
+        elif isinstance(message, ControlDone) and not message.ok:
+            log.warning("the engine could not %s: %s", message.op, message.detail)
+
+    def _step(self, step: StepOutput) -> None:
+        now = time.monotonic()
+        live, metrics = self._live, self._metrics
+        for scheduled in step.scheduled:
+            choice = live.get(scheduled.id)
+            if choice is not None:
+                self._leave_queue(choice)
+                choice.scheduled, choice.cached_tokens = scheduled.at, scheduled.cached_tokens
+        for prompt in step.prompt_logprobs:
+            choice = live.get(prompt.id)
+            if choice is not None:
+                choice.prompt_logprobs = prompt.positions
+        aborts: list[int] = []
+        logprobs, stop_ids, errors = step.logprobs, step.stop_ids, step.errors
+        for request_id, token, finish in step.unpack():
+            choice = live.get(request_id)
+            if choice is None or choice.generation is None or request_id in errors:
+                continue
+            if token >= 0:
+                metrics.token(choice, now)
+            if not choice.accept(token, finish, logprobs.get(request_id), stop_ids.get(request_id)):
+                continue
+            if choice.finish:
+                del live[request_id]
+                self._leave_queue(choice)
+                metrics.finished(choice, choice.finish)
+                if not finish:
+                    aborts.append(request_id)
+            choice.generation.offer(choice)
+        for request_id, text in errors.items():
+            self._fail(request_id, text)
+        if aborts:
+            self._send(AbortRequests(aborts))
+        metrics.step(step.stats)
+
+    def _fail(self, request_id: int, text: str) -> None:
+        choice = self._live.pop(request_id, None)
+        if choice is not None and choice.generation is not None:
+            self._leave_queue(choice)
+            self._metrics.finished(choice, FinishReason.ERROR)
+            choice.generation.fail(ApiError(500, text))
+            self.abort(choice.generation)
+
+    def _leave_queue(self, choice: Choice) -> None:
+        if choice.scheduled is None:
+            choice.scheduled = time.monotonic()
+            self._waiting -= 1

@@ -1,0 +1,241 @@
+"""The frontend process: HTTP on one side, the engine's socket on the other, until stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import uvicorn
+
+from hotstart.config.settings import Config
+from hotstart.errors import EngineError
+from hotstart.frontend.app import create_app
+from hotstart.frontend.context import Frontend
+from hotstart.frontend.engine_client import EngineClient
+from hotstart.frontend.errors import ApiError
+from hotstart.frontend.gate import Gate
+from hotstart.frontend.liveness import Liveness
+from hotstart.frontend.metrics import Metrics
+from hotstart.frontend.startup import Startup, State
+from hotstart.timeline import Timeline
+
+log = logging.getLogger("hotstart.frontend")
+
+_EXIT_GRACE = 1.0
+"""Seconds that the parent gets to say why the engine died, after its socket closed."""
+_CLOSE_GRACE = 5
+"""Seconds that last answers get to reach their clients."""
+
+
+def run(
+    config: Config, sockets: list[socket.socket], engine: socket.socket, timeline: Timeline, startup: Startup
+) -> int:
+    """:func:`serve` on a uvloop event loop; call it on the main thread, where signals arrive."""
+    import uvloop
+
+    return uvloop.run(serve(config, sockets, engine, timeline, startup))
+
+
+async def serve(
+    config: Config, sockets: list[socket.socket], engine: socket.socket, timeline: Timeline, startup: Startup
+) -> int:
+    """Answer on ``sockets`` (bound, listening or not) and speak to ``engine`` until stopped or failed.
+
+    Returns the exit code: 0 after a signal that came when ready, 128 + signal before, else that of
+    the lowest problem. The caller ends the engine process afterwards.
+    """
+    liveness = Liveness(startup, timeline)
+    served = config.model.served_model_name[0] if config.model.served_model_name else config.model.model
+    metrics = Metrics(served, timeline)
+    client = EngineClient(startup, timeline, metrics)
+    frontend = Frontend(
+        config=config,
+        startup=startup,
+        timeline=timeline,
+        liveness=liveness,
+        metrics=metrics,
+        client=client,
+        gate=Gate(startup, liveness, config.http),
+        created=int(time.time()),
+    )
+    http = _HttpServer(frontend)
+    serving = asyncio.ensure_future(http.serve(sockets))
+    serving.add_done_callback(lambda _: lifecycle.wake())
+    lifecycle = _Lifecycle(frontend, serving)
+    try:
+        await client.connect(engine)
+        code = await lifecycle.run()
+    finally:
+        http.stop(at_once=lifecycle.at_once)
+        await asyncio.wait((serving,))
+        client.close()
+    serving.result()
+    return code
+
+
+class _Lifecycle:
+    """Follows the startup state, signals and the engine's socket; returns when the server must end."""
+
+    def __init__(self, frontend: Frontend, serving: asyncio.Future[None]) -> None:
+        self._frontend = frontend
+        self._serving = serving
+        self._changed = asyncio.Event()
+        self._signals: list[int] = []
+        self._gone = False
+        self.at_once = False
+        self._loop = asyncio.get_running_loop()
+        frontend.startup.listen(self._wake_from_any_thread)
+        frontend.client.on_lost = self.wake
+
+    def wake(self) -> None:
+        """Something changed."""
+        self._changed.set()
+
+    def _wake_from_any_thread(self) -> None:
+        # The parent may learn of the engine's end when this loop is already closed.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self.wake)
+
+    async def run(self) -> int:
+        """Until the end; the exit code."""
+        frontend, startup = self._frontend, self._frontend.startup
+        told = False
+        with self._listening_to_signals():
+            while not self._serving.done():
+                if startup.checked is not None and not told:
+                    told = True
+                    frontend.client.go()
+                frontend.gate.update()
+                if startup.state is State.FAILED:
+                    return self._failed()
+                if frontend.client.lost or startup.engine_exit is not None:
+                    await self._name_the_cause()
+                elif self._signals and startup.state is State.LOADING:
+                    return self._stopped_early()
+                elif self._signals:
+                    return await self._drain()
+                else:
+                    await self._change()
+        return 1
+
+    async def _change(self, timeout: float | None = None) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout)
+        self._changed.clear()
+
+    def _stopped_early(self) -> int:
+        self.at_once = True
+        self._frontend.startup.stop()
+        self._frontend.gate.update()
+        self._frontend.client.fail_all(self._frontend.gate.closed())
+        return 128 + self._signals[0]
+
+    def _failed(self) -> int:
+        frontend = self._frontend
+        frontend.gate.update()
+        text = "; ".join(str(problem).rstrip(".") for problem in frontend.startup.failed)
+        status = 503 if frontend.startup.ready is None else 500
+        frontend.client.fail_all(ApiError(status, f"The engine failed: {text}."))
+        return frontend.startup.exit_code
+
+    async def _name_the_cause(self) -> None:
+        """The engine is gone without a word: wait a moment for the parent to say how."""
+        startup = self._frontend.startup
+        deadline = time.monotonic() + _EXIT_GRACE
+        while startup.engine_exit is None and startup.state is not State.FAILED:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            await self._change(left)
+        found = startup.engine_exit or "the engine process ended without a message"
+        when = "while starting" if startup.ready is None else "while serving"
+        startup.fail([EngineError(f"The engine is gone {when}: {found}")])
+
+    async def _drain(self) -> int:
+        """Finish what runs, within ``--shutdown-timeout`` or until the second signal."""
+        frontend, startup = self._frontend, self._frontend.startup
+        startup.drain()
+        timeout = frontend.config.http.shutdown_timeout
+        log.info("stopping: %d requests may finish within %g s", frontend.gate.active, timeout)
+        idle = asyncio.ensure_future(frontend.gate.idle())
+        idle.add_done_callback(lambda _: self.wake())
+        deadline = time.monotonic() + timeout
+        while not idle.done() and len(self._signals) < 2 and startup.state is State.DRAINING:
+            left = deadline - time.monotonic()
+            if left <= 0 or frontend.client.lost:
+                break
+            await self._change(left)
+        idle.cancel()
+        if startup.state is State.FAILED:
+            return self._failed()
+        self.at_once = len(self._signals) > 1
+        startup.stop()
+        frontend.client.fail_all(frontend.gate.closed())
+        return 0
+
+    @contextlib.contextmanager
+    def _listening_to_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._signalled, number)
+        # The handlers stay: a signal during the last answers must not kill the process.
+        yield
+
+    def _signalled(self, number: int) -> None:
+        self._signals.append(number)
+        self.wake()
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handling, and idle when nothing happens.
+
+    uvicorn's loop wakes ten times a second; here once, to renew the Date header.
+    """
+
+    def __init__(self, frontend: Frontend) -> None:
+        config, log_config = frontend.config.http, frontend.config.log
+        super().__init__(
+            uvicorn.Config(
+                create_app(frontend),
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=not log_config.disable_uvicorn_access_log,
+                server_header=False,
+                proxy_headers=True,
+                timeout_graceful_shutdown=_CLOSE_GRACE,
+                timeout_keep_alive=75,
+                ssl_keyfile=config.ssl_keyfile,
+                ssl_certfile=config.ssl_certfile,
+                ssl_ca_certs=config.ssl_ca_certs,
+                ssl_cert_reqs=config.ssl_cert_reqs,
+            )
+        )
+        self._stop = asyncio.Event()
+
+    def stop(self, *, at_once: bool) -> None:
+        """Close the listeners, then the connections; ``at_once``: without waiting for them."""
+        self.force_exit = at_once
+        self.should_exit = True
+        self._stop.set()
+
+    async def main_loop(self) -> None:
+        """Until :meth:`stop`."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), 1.0)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the lifecycle."""
+        yield

@@ -1,0 +1,134 @@
+"""The text side of a model, built before any weight is read: cheap, and without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hotstart.checkpoint.base import ModelFiles
+from hotstart.config.settings import Config
+from hotstart.errors import ConfigError, HotstartError, ModelError, StorageError, raise_all
+from hotstart.frontend.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from hotstart.frontend.chat_template import ChatTemplate
+
+_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+
+
+@dataclass(frozen=True)
+class Text:
+    """What turns requests into tokens and tokens into answers."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    no_template: str = ""
+    """Why chat is refused, and what to do; empty when there is a template."""
+    sampling_defaults: dict[str, Any] = field(default_factory=dict)
+    """Of generation_config.json and its overrides; ``max_new_tokens`` bounds what is not asked for."""
+
+
+def load_text(files: ModelFiles, config: Config) -> Text:
+    """Build tokenizer, template and sampling defaults; all problems are raised together.
+
+    A missing chat template is no problem: completions work, and chat says what to do.
+    """
+    problems: list[HotstartError] = []
+    tokenizer: Tokenizer | None = None
+    template: ChatTemplate | None = None
+    defaults: dict[str, Any] = {}
+    try:
+        tokenizer = load_tokenizer(files)
+    except HotstartError as error:
+        problems.append(error)
+    try:
+        template = _load_template(files, config, tokenizer.special_tokens if tokenizer else {})
+    except HotstartError as error:
+        problems.append(error)
+    try:
+        defaults = _sampling_defaults(files, config)
+    except HotstartError as error:
+        problems.append(error)
+    raise_all(problems)
+    assert tokenizer is not None
+    return Text(tokenizer, template, "" if template else _no_template(files), defaults)
+
+
+def _no_template(files: ModelFiles) -> str:
+    looked = f"chat_template.jinja and tokenizer_config.json in {files.path}"
+    named = f" (only named ones: {', '.join(files.chat_templates)})" if files.chat_templates else ""
+    return (
+        f"This model has no chat template: none was found in {looked}{named}. "
+        "Restart with --chat-template FILE, or use /v1/completions."
+    )
+
+
+def _load_template(files: ModelFiles, config: Config, special_tokens: dict[str, str]) -> ChatTemplate | None:
+    given = config.model.chat_template
+    if given is not None:
+        source, origin = _given_template(given)
+    elif files.chat_template is not None:
+        source, origin = files.chat_template, files.chat_template_source or files.path
+    else:
+        return None
+    from hotstart.frontend.chat_template import ChatTemplate
+
+    return ChatTemplate(
+        source,
+        origin=origin,
+        special_tokens=special_tokens,
+        content_format=config.model.chat_template_content_format,
+        from_flag=given is not None,
+    )
+
+
+def _given_template(given: str) -> tuple[str, str]:
+    """``--chat-template`` is a file, or the template itself when it looks like one."""
+    try:
+        with open(given, encoding="utf-8") as file:
+            return file.read(), given
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        if "{" in given or "\n" in given:
+            return given, "--chat-template"
+        raise ConfigError(
+            f"--chat-template {given} cannot be read: {error}", expected="a file, or a template's text"
+        ) from None
+
+
+def _sampling_defaults(files: ModelFiles, config: Config) -> dict[str, Any]:
+    chosen = config.model.generation_config
+    if chosen == "auto":
+        found = files.generation_config or {}
+    elif chosen == "vllm":
+        found = {}
+    else:
+        found = _read_generation_config(chosen)
+    merged = {**found, **config.model.override_generation_config}
+    defaults = {key: merged[key] for key in _SAMPLING_KEYS if merged.get(key) is not None}
+    for key, value in defaults.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ModelError(
+                f"generation_config.json sets {key} to {value!r}",
+                expected="a number",
+                advice="Correct it, or start with --generation-config vllm",
+            )
+    return defaults
+
+
+def _read_generation_config(directory: str) -> dict[str, Any]:
+    path = os.path.join(directory, "generation_config.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+    except OSError as error:
+        raise StorageError(
+            f"--generation-config {directory}: {path} cannot be read: {error.strerror}",
+            expected="a directory with generation_config.json, or auto or vllm",
+        ) from None
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}", expected="an object") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds {type(content).__name__}", expected="an object")
+    return content
