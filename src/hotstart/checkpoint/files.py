@@ -11,7 +11,7 @@ from hotstart.checkpoint.base import ModelFiles
 from hotstart.checkpoint.lfs import MAX_STUB, stub_error
 from hotstart.config.settings import ModelConfig
 from hotstart.errors import HotstartError, ModelError, raise_all
-from hotstart.storage.access import read_error
+from hotstart.storage.access import read_error, read_exactly
 from hotstart.units import format_size
 
 MAX_JSON = 64 << 20
@@ -99,23 +99,27 @@ def read_text(path: str, *, limit: int) -> str:
 
 def _read(path: str, limit: int, *, only_head: bool = False) -> bytes:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(fd, "rb", buffering=0) as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise ModelError(f"{path} is no regular file", expected="a file")
-            if status.st_size > limit:
-                raise ModelError(
-                    f"{path} has {format_size(status.st_size)}", expected=f"at most {format_size(limit)}"
-                )
-            head = file.read(MAX_STUB)
-            if (stub := stub_error(path, head)) is not None:
-                raise stub
-            return head if only_head else head + file.read()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hang the start
+    except OSError as error:
+        raise read_error(path, error, doing="open") from None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelError(f"{path} is no regular file", expected="a file")
+        if status.st_size > limit:
+            raise ModelError(
+                f"{path} has {format_size(status.st_size)}", expected=f"at most {format_size(limit)}"
+            )
+        head = os.pread(fd, MAX_STUB, 0)
+        if (stub := stub_error(path, head)) is not None:
+            raise stub
+        return head if only_head else read_exactly(fd, status.st_size, 0)
     except OSError as error:
         if isinstance(error, HotstartError):
             raise
         raise read_error(path, error) from None
+    finally:
+        os.close(fd)
 
 
 class _Reader:

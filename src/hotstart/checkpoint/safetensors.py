@@ -8,7 +8,6 @@ must cover the data exactly, without holes: hidden bytes make files that are two
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import stat
@@ -21,7 +20,7 @@ from msgspec import Meta, Struct
 from hotstart.checkpoint.base import ShardFile, TensorRef
 from hotstart.checkpoint.lfs import MAX_STUB, stub_error
 from hotstart.errors import HotstartError, ModelError
-from hotstart.storage.access import read_error
+from hotstart.storage.access import read_error, read_exactly
 
 MAX_HEADER = 100_000_000
 """Bytes; the reference library's own limit."""
@@ -64,7 +63,7 @@ def read_header(path: str, file: int = 0) -> Header:
             raise ModelError(f"{path} is {_kind(status.st_mode)}", expected="a safetensors file")
         head = os.pread(fd, MAX_STUB if status.st_size <= MAX_STUB else 8, 0)
         length = _header_length(path, head, status.st_size)
-        text = _pread(fd, length, 8)
+        text = read_exactly(fd, length, 8)
     except OSError as error:
         if isinstance(error, HotstartError):
             raise
@@ -217,18 +216,6 @@ def _header_length(path: str, head: bytes, size: int) -> int:
             advice=_ADVICE_SHORT,
         )
     return length
-
-
-def _pread(fd: int, length: int, offset: int) -> bytes:
-    parts = []
-    while length:
-        part = os.pread(fd, length, offset)
-        if not part:
-            raise OSError(errno.EIO, "the file shrank while it was read")
-        parts.append(part)
-        length -= len(part)
-        offset += len(part)
-    return b"".join(parts)
 
 
 def _wrong_size(path: str, name: str, entry: _Entry) -> ModelError:

@@ -20,6 +20,19 @@ def check_directory(path: str) -> None:
         raise read_error(path, error, doing="list") from None
 
 
+def read_exactly(fd: int, length: int, offset: int) -> bytes:
+    """``length`` bytes from ``offset`` on. Raises OSError, also when the file ends before."""
+    parts = []
+    while length:
+        part = os.pread(fd, length, offset)
+        if not part:
+            raise OSError(errno.ENODATA, "the file shrank while it was read")
+        parts.append(part)
+        length -= len(part)
+        offset += len(part)
+    return b"".join(parts)
+
+
 def read_error(path: str, error: OSError, *, doing: str = "read") -> HotstartError:
     """The error for ``OSError`` on a path; refusals name the uid, the owner, the mode and the component."""
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -81,6 +94,7 @@ _ADVICE = {
     errno.ESTALE: "The file was replaced on the server while open: start again; replace files by rename",
     errno.ENOTCONN: "The file system's helper process is gone: mount it again",
     errno.ETIMEDOUT: "The file server does not answer: check the network and the server",
+    errno.ENODATA: "Wait until the copy into this directory is complete",
     errno.EHOSTDOWN: "The file server is down",
     errno.EMFILE: "Too many files are open: raise the limit (ulimit -n)",
 }
