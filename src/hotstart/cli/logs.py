@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from hotstart.config.settings import LogConfig
@@ -22,7 +22,20 @@ _COLOURS = {"DEBUG": "\x1b[2m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRI
 _RESET = "\x1b[0m"
 
 
-def setup(config: LogConfig, stream: TextIO | None = None) -> logging.Handler:
+class Stream(Protocol):
+    """What the log needs of a file."""
+
+    def write(self, text: str, /) -> object:
+        """Take in some text."""
+
+    def flush(self) -> object:
+        """Pass it on."""
+
+    def isatty(self) -> bool:
+        """Whether a person reads along."""
+
+
+def setup(config: LogConfig, stream: Stream | None = None) -> logging.Handler:
     """Send every logger to one handler on ``stream`` (default: stderr); returns the handler.
 
     Calling it again replaces the handler.
@@ -85,6 +98,6 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
-def _colour(stream: TextIO) -> bool:
+def _colour(stream: Stream) -> bool:
     """See https://no-color.org."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

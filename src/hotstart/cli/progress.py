@@ -236,7 +236,7 @@ def _axis(total: float, cells: int) -> str:
 def _span(start: float, end: float, cells: int, ascii_only: bool) -> str:
     """A stretch between two fractions of the axis, in half cells; at least one half."""
     halves = 2 * cells
-    first = min(int(start * halves), halves - 1)
+    first = min(round(start * halves), halves - 1)
     last = max(first + 1, min(halves, round(end * halves)))
     if ascii_only:
         return " " * (first // 2) + "#" * ((last + 1) // 2 - first // 2)

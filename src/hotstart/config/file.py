@@ -51,7 +51,7 @@ def _entries(path: str) -> list[tuple[str, object, int]]:
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"--config {path} cannot be read: {reason}", expected="a YAML file") from None
     loader = yaml.SafeLoader(text)

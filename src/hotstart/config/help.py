@@ -57,6 +57,21 @@ def default_text(row: Flag) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
+def only_text(row: Flag) -> str:
+    """``, but 1 is accepted`` for a row of which some values are not refused."""
+    values = [
+        " ".join(value)
+        if isinstance(value, tuple)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else f"{value}"
+        for value in row.only
+    ]
+    if not values:
+        return ""
+    return f", but {' and '.join(values)} {'is' if len(values) == 1 else 'are'} accepted"
+
+
 def _default(row: Flag) -> object:
     if row.default is not UNSET or "." not in row.to:
         return row.default
@@ -101,17 +116,12 @@ def _row(row: Flag, width: int) -> list[str]:
     if row.verdict is NO_EFFECT:
         text = f"no effect: {row.because}"
     elif row.verdict is REFUSED:
-        kept = f", except {' and '.join(_spell(value) for value in row.only)}" if row.only else ""
-        text = f"refused{kept}: {row.because}" + (f"; {row.instead}" if row.instead else "")
+        text = f"refused: {row.because}{only_text(row)}" + (f"; {row.instead}" if row.instead else "")
     elif isinstance(row.kind, Switch) and default == "on":
         text = f"turn off: {text}"
     elif default and not isinstance(row.kind, Switch):
         text = f"{text} [{default}]"
     return _entry(left, text, width)
-
-
-def _spell(value: object) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _entry(left: str, right: str, width: int) -> list[str]:

@@ -102,7 +102,10 @@ class Whole(Kind):
         """The number. Raises ``ValueError`` outside the range."""
         if text in self._words:
             return self._words[text]
-        number = self._number(text)
+        try:
+            number = self._number(text)
+        except OverflowError:
+            raise ValueError from None
         if number < self._low or (self._high is not None and number > self._high):
             raise ValueError
         return number
@@ -208,9 +211,12 @@ def parse_json(text: str) -> object:
     import json
 
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except ValueError:
-        return json.loads(_plain_counts(text), parse_constant=_refuse_constant)
+        try:
+            return json.loads(text, parse_constant=_refuse_constant)
+        except ValueError:
+            return json.loads(_plain_counts(text), parse_constant=_refuse_constant)
+    except (RecursionError, OverflowError):
+        raise ValueError("too deep or too large") from None
 
 
 def parse_scalar(text: str) -> object:
