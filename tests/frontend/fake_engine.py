@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import threading
@@ -22,8 +23,8 @@ from hotstart.messages import (
     Ready,
     Scheduled,
     StepOutput,
-    TokenLogprobs,
     ToEngine,
+    TokenLogprobs,
     decode_to_engine,
     frame,
     unpack_ids,
@@ -107,10 +108,8 @@ class FakeEngine:
         self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._thread.join(PATIENCE)
         self._socket.close()
 

@@ -3,8 +3,6 @@ from __future__ import annotations
 import openai
 import pytest
 
-from hotstart.messages import FinishReason, unpack_ids
-
 from .conftest import Running
 
 

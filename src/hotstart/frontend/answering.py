@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Coroutine
 from typing import Any, Generic, Protocol, TypeVar
@@ -18,6 +19,8 @@ from hotstart.frontend.protocol.requests import GenerationRequest
 from hotstart.frontend.startup import Checked
 
 R = TypeVar("R", bound=GenerationRequest)
+
+log = logging.getLogger("hotstart.frontend")
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _SSE_HEADERS = [
@@ -91,6 +94,7 @@ class GenerationEndpoint(Generic[R]):
             frontend.metrics.admitted(
                 n=request.n or 1, max_tokens=generation.choices[0].params.max_tokens or 0
             )
+            self._log(generation, request_id)
             frontend.client.submit(generation)
             try:
                 if request.stream:
@@ -99,6 +103,22 @@ class GenerationEndpoint(Generic[R]):
                     await send_json(send, answer.whole(await generation.take()))
             finally:
                 frontend.client.abort(generation)
+
+    def _log(self, generation: Generation, request_id: str) -> None:
+        config = self._frontend.config.log
+        if not config.enable_log_requests:
+            return
+        first = generation.choices[0]
+        shown = first.prompt[: config.max_log_len]
+        text = first.tokenizer.decode(shown, skip_special_tokens=False)[: config.max_log_len]
+        log.info(
+            "received %d choices, prompt %r, ids %s, %s",
+            len(generation.choices),
+            text,
+            shown,
+            first.params,
+            extra={"request_id": request_id},
+        )
 
 
 async def _stream(send: Send, answer: Answer) -> None:

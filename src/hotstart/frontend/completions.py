@@ -53,8 +53,14 @@ class Completions:
         """One choice for each prompt and each of its ``n``."""
         model = frontend.check_model(request.model, checked)
         tokenizer = checked.text.tokenizer
-        prompts = await _encode(frontend, checked, request)
         n = request.n or 1
+        prompts = await _encode(frontend, checked, request)
+        if len(prompts) * n > fields.MAX_CHOICES:
+            raise ApiError(
+                400,
+                f"{len(prompts)} prompts with n {n}: at most {fields.MAX_CHOICES} choices a request.",
+                param="n",
+            )
         choices: list[Choice] = []
         for ids, _ in prompts:
             params = _params(frontend, checked, request, len(ids))

@@ -18,6 +18,7 @@ from hotstart.frontend.errors import ApiError
 from hotstart.frontend.generation import Choice, Generation
 from hotstart.frontend.metrics import Metrics
 from hotstart.frontend.startup import Startup, State
+from hotstart.frontend.stats_log import StatsLog
 from hotstart.messages import (
     AbortRequests,
     AddRequests,
@@ -25,7 +26,6 @@ from hotstart.messages import (
     Failed,
     FinishReason,
     Frames,
-    Go,
     LogEvent,
     NewRequest,
     PhaseEvent,
@@ -51,12 +51,15 @@ class EngineClient(asyncio.Protocol):
     ``lost`` is set, and ``on_lost`` called, when the engine's end of the pair closes.
     """
 
-    def __init__(self, startup: Startup, timeline: Timeline, metrics: Metrics) -> None:
+    def __init__(
+        self, startup: Startup, timeline: Timeline, metrics: Metrics, stats_log: StatsLog | None = None
+    ) -> None:
         self.lost = False
         self.on_lost: Callable[[], None] = lambda: None
         self._startup = startup
         self._timeline = timeline
         self._metrics = metrics
+        self._stats_log = stats_log
         self._frames = Frames()
         self._transport: asyncio.Transport | None = None
         self._ids = itertools.count(1)
@@ -73,10 +76,6 @@ class EngineClient(asyncio.Protocol):
         engine.setblocking(False)
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_connection(lambda: self, sock=engine)
-
-    def go(self) -> None:
-        """The checks passed: the engine may read weight bytes."""
-        self._send(Go())
 
     def submit(self, generation: Generation) -> None:
         """Send every choice. Raises :class:`ApiError` when the engine is gone."""
@@ -185,6 +184,8 @@ class EngineClient(asyncio.Protocol):
         if aborts:
             self._send(AbortRequests(aborts))
         metrics.step(step.stats)
+        if self._stats_log is not None:
+            self._stats_log.note(now)
 
     def _fail(self, request_id: int, text: str) -> None:
         choice = self._live.pop(request_id, None)

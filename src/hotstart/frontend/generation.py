@@ -44,6 +44,7 @@ class Choice:
         self.index = index
         self.prompt = prompt
         self.params = params
+        self.tokenizer = tokenizer
         self.arrival = arrival
         self.generation: Generation | None = None
         self.scheduled: float | None = None

@@ -6,20 +6,17 @@ header must be added.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import re
 import uuid
-from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotstart.config.settings import HttpConfig
 from hotstart.frontend.errors import ApiError
 from hotstart.frontend.parsing import ClientGoneError
-
-request_id: ContextVar[str] = ContextVar("request_id", default="-")
-"""The request that the running code answers; log formatters may print it."""
 
 OPEN_PATHS = frozenset(
     [
@@ -60,11 +57,10 @@ class Doorway:
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         identity = given if _GIVEN_ID.match(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = identity
-        token = request_id.set(identity)
         scope["root_path"] = self._root_path
         if self._return_ids:
             send = _with_header(send, b"x-request-id", identity.encode())
-        try:
+        with contextlib.suppress(ClientGoneError):
             if self._digests and not self._may_enter(scope, headers.get(b"authorization", b"")):
                 error = ApiError(
                     401, "The API key is missing or wrong; send it as `Authorization: Bearer KEY`."
@@ -72,10 +68,6 @@ class Doorway:
                 await error.response()(scope, receive, send)
             else:
                 await self._app(scope, receive, send)
-        except ClientGoneError:
-            pass
-        finally:
-            request_id.reset(token)
 
     def _may_enter(self, scope: Scope, authorization: bytes) -> bool:
         path: str = scope["path"]

@@ -23,6 +23,7 @@ from hotstart.frontend.gate import Gate
 from hotstart.frontend.liveness import Liveness
 from hotstart.frontend.metrics import Metrics
 from hotstart.frontend.startup import Startup, State
+from hotstart.frontend.stats_log import StatsLog
 from hotstart.timeline import Timeline
 
 log = logging.getLogger("hotstart.frontend")
@@ -47,13 +48,15 @@ async def serve(
 ) -> int:
     """Answer on ``sockets`` (bound, listening or not) and speak to ``engine`` until stopped or failed.
 
-    Returns the exit code: 0 after a signal that came when ready, 128 + signal before, else that of
+    The caller has told the engine to :class:`~hotstart.messages.Go` before it passes the checks on:
+    from then on only this function writes to the socket. Returns the exit code: 0 after a signal that came when ready, 128 + signal before, else that of
     the lowest problem. The caller ends the engine process afterwards.
     """
     liveness = Liveness(startup, timeline)
     served = config.model.served_model_name[0] if config.model.served_model_name else config.model.model
     metrics = Metrics(served, timeline)
-    client = EngineClient(startup, timeline, metrics)
+    stats_log = None if config.log.disable_log_stats else StatsLog(metrics)
+    client = EngineClient(startup, timeline, metrics, stats_log)
     frontend = Frontend(
         config=config,
         startup=startup,
@@ -105,12 +108,8 @@ class _Lifecycle:
     async def run(self) -> int:
         """Until the end; the exit code."""
         frontend, startup = self._frontend, self._frontend.startup
-        told = False
         with self._listening_to_signals():
             while not self._serving.done():
-                if startup.checked is not None and not told:
-                    told = True
-                    frontend.client.go()
                 frontend.gate.update()
                 if startup.state is State.FAILED:
                     return self._failed()

@@ -65,7 +65,7 @@ class Startup:
         self._listeners.append(listener)
 
     def pass_checks(self, checked: Checked) -> None:
-        """All checks passed: held requests may be encoded, weight bytes may be read."""
+        """All checks passed, and the engine knows: held requests may be encoded and sent."""
         self.checked = checked
         self._tell()
 

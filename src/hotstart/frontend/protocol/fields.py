@@ -13,6 +13,7 @@ from msgspec import Meta
 
 MAX_STOP_STRINGS = 64
 MAX_PROMPTS = 2048
+MAX_CHOICES = 4096
 MAX_MESSAGES = 16384
 
 ModelName = Annotated[str, Meta(max_length=4096)]
