@@ -8,6 +8,7 @@ oldest one's, or a one-token probe when none waits.
 from __future__ import annotations
 
 import contextlib
+import gc
 import select
 import socket
 import threading
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from hotstart.engine.main import TorchImport
 
 _PROBE_ID = -1
+_IDLE_BEFORE_CHORES = 0.5
+"""Seconds without a request before the engine does what it put off."""
 _PROGRESS_EVERY = 0.1
 """Seconds between two progress events of the same phase."""
 
@@ -107,11 +110,30 @@ def _serve(link: Link, prepared: Prepared, built: Built, timeline: Timeline) -> 
             first_step=first,
         )
     )
+    chores = [_load_generators, _freeze]
     while True:
+        if not engine.has_work and chores and not link.wait(_IDLE_BEFORE_CHORES):
+            chores.pop()()
+            continue
         _take(link, engine, block=not engine.has_work)
         output = engine.step()
         if output is not None:
             link.send(output)
+
+
+def _load_generators() -> None:
+    """What the first seeded request needs, which no start should wait for."""
+    import torch
+
+    from hotstart.engine.sampler import new_generator
+
+    new_generator(torch.device("cpu"))
+
+
+def _freeze() -> None:
+    """What lives now lives until the end: no later collection need walk it."""
+    gc.collect()
+    gc.freeze()
 
 
 def _take(link: Link, engine: Engine, *, block: bool) -> None:
@@ -203,6 +225,10 @@ class Link:
             pass
         bodies, self._backlog = self._backlog, []
         return [decode_to_engine(body) for body in bodies]
+
+    def wait(self, seconds: float) -> bool:
+        """Whether something arrives within that time."""
+        return bool(self._backlog or select.select([self._socket], [], [], seconds)[0])
 
     def send(self, message: FromEngine) -> None:
         """Send one message; raises PeerGone."""

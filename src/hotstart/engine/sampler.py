@@ -33,12 +33,11 @@ class Sampled:
 
 
 class Sampler:
-    """Keeps the random state; everything else comes with each call."""
+    """Keeps the random state of seeded requests; others draw from torch's own."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self.device = device
-        self._shared = torch.Generator(device)
-        self._shared.manual_seed(seed)
+        torch.manual_seed(seed)
         self._own: dict[int, torch.Generator] = {}
 
     def forget(self, request_id: int) -> None:
@@ -147,13 +146,13 @@ class Sampler:
     def _noise(self, logits: Tensor, requests: list[Request]) -> Tensor:
         noise = torch.empty_like(logits)
         if any(request.params.seed is None for request in requests):
-            noise.exponential_(generator=self._shared)
+            noise.exponential_()
         for row, request in enumerate(requests):
             seed = request.params.seed
             if seed is not None:
                 generator = self._own.get(request.id)
                 if generator is None:
-                    generator = self._own[request.id] = torch.Generator(self.device)
+                    generator = self._own[request.id] = new_generator(self.device)
                     generator.manual_seed(seed)
                 noise[row].exponential_(generator=generator)
         # Exp(1) can round to zero in float32, and 0 / 0 is not a number.
@@ -161,6 +160,13 @@ class Sampler:
 
     def _column(self, values: list[float] | list[int]) -> Tensor:
         return torch.tensor(values, device=self.device).unsqueeze(-1)
+
+
+def new_generator(device: torch.device) -> torch.Generator:
+    """A random state of its own. The first call loads a part of torch that a start leaves out (150 ms)."""
+    import torch._prims.rng_prims  # since 2.12, torch.Generator refuses to work without it
+
+    return torch.Generator(device)
 
 
 def top_logprobs(logprobs: Tensor, token: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
