@@ -47,6 +47,17 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """One event of a stream."""
+
+    at: float
+    """When it arrived, in ``time.monotonic()``."""
+    text: str
+    tokens: int
+    """``usage.completion_tokens`` where the event carries it, else 0."""
+
+
+@dataclass(frozen=True)
 class Answer:
     """One streamed answer; times are ``time.monotonic()``."""
 
@@ -114,18 +125,40 @@ def connect(target: Target) -> http.client.HTTPConnection:
 def ask(target: Target, body: dict[str, object]) -> Answer:
     """Send one request and read its stream to the end.
 
-    Raises :class:`RefusedError` for any status but 200 and for an error inside the stream, ``OSError``
-    when the connection fails, and ``ValueError`` when the stream ends without any text.
+    Raises as :func:`stream` does, and ``ValueError`` when the stream ends without any text.
+    """
+    sent = time.monotonic()
+    arrived: list[float] = []
+    texts: list[str] = []
+    tokens = 0
+    for chunk in stream(target, body):
+        if chunk.text:
+            arrived.append(chunk.at)
+            texts.append(chunk.text)
+        tokens = chunk.tokens or tokens
+    if not arrived:
+        raise ValueError("the stream ended without any text")
+    return Answer(sent, arrived[0], arrived[-1], "".join(texts), tuple(arrived), tokens or len(arrived))
+
+
+def stream(target: Target, body: dict[str, object]) -> Iterator[Chunk]:
+    """Send one request and yield what comes, when it comes.
+
+    Raises :class:`RefusedError` for any status but 200 and for an error inside the stream, and
+    ``OSError`` when the connection fails.
     """
     connection = connect(target)
     try:
-        sent = time.monotonic()
         payload = json.dumps(body).encode()
         connection.request("POST", target.endpoint, payload, {"Content-Type": "application/json"})
         response = connection.getresponse()
         if response.status != 200:
             raise RefusedError(response.status, response.read().decode(errors="replace"))
-        return _collect(sent, response)
+        for event in events(iter(response.readline, b"")):
+            now = time.monotonic()
+            if "error" in event:
+                raise RefusedError(200, json.dumps(event["error"]))
+            yield Chunk(now, _text_of(event), _tokens_of(event))
     except http.client.HTTPException as error:
         raise ConnectionError(f"{type(error).__name__}: {error}") from error
     finally:
@@ -143,28 +176,14 @@ def events(lines: Iterator[bytes]) -> Iterator[dict[str, object]]:
         yield json.loads(data)
 
 
-def _collect(sent: float, response: http.client.HTTPResponse) -> Answer:
-    texts: list[str] = []
-    chunks: list[float] = []
-    tokens = 0
-    for event in events(iter(response.readline, b"")):
-        now = time.monotonic()
-        if "error" in event:
-            raise RefusedError(200, json.dumps(event["error"]))
-        if text := _text_of(event):
-            texts.append(text)
-            chunks.append(now)
-        usage = event.get("usage")
-        if isinstance(usage, dict):
-            tokens = int(usage.get("completion_tokens", 0))
-    if not chunks:
-        raise ValueError("the stream ended without any text")
-    return Answer(sent, chunks[0], chunks[-1], "".join(texts), tuple(chunks), tokens or len(chunks))
-
-
 def _text_of(event: dict[str, object]) -> str:
     choices = event.get("choices")
     if not isinstance(choices, list) or not choices:
         return ""
     choice = choices[0]
     return str(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
+
+
+def _tokens_of(event: dict[str, object]) -> int:
+    usage = event.get("usage")
+    return int(usage.get("completion_tokens", 0)) if isinstance(usage, dict) else 0
