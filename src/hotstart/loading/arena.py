@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from hotstart.checkpoint.base import TensorRef
 from hotstart.device.base import Device
-from hotstart.device.cpu import view_of
 from hotstart.errors import ModelError
+from hotstart.loading.adopt import adopt
 from hotstart.models.spec import DTYPES, WeightSpec
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Arena:
     def tensor(self, slot: str) -> Tensor:
         """The slot as a view of the arena; imports torch. Raises KeyError for an unknown slot."""
         if self._bytes is None:
-            self._bytes = _view(self.device, self._base, self.layout.nbytes)
+            self._bytes = self._adopt(self._base, self.layout.nbytes)
         found = self.layout.slots[self.layout.aliases.get(slot, slot)]
         return _typed(self._bytes, found.offset, found.nbytes, found.dtype, found.shape)
 
@@ -142,7 +142,7 @@ class Arena:
         """Cast what was staged into its slots; call it once all parts have arrived."""
         if self._staging is None:
             return
-        staged = _view(self.device, self._staging, self.layout.staging_bytes)
+        staged = self._adopt(self._staging, self.layout.staging_bytes)
         for part in self.layout.parts:
             if part.staged:
                 dtype = DTYPES[part.ref.dtype][0]
@@ -164,6 +164,9 @@ class Arena:
         if self._staging is not None:
             self.device.free(self._staging)
         self.device.free(self._base)
+
+    def _adopt(self, address: int, nbytes: int) -> Tensor:
+        return adopt(address, nbytes, None if self.device.host_memory else self.device.info.index)
 
 
 def _slot(name: str, rows: list[tuple[WeightSpec, TensorRef]], dtype: str | None, offset: int) -> Slot:
@@ -203,36 +206,6 @@ _ITEMSIZE = dict(DTYPES.values())
 
 def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
-
-
-class _CudaBytes:
-    """Bytes of device memory in the form torch adopts without a copy.
-
-    https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
-    """
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__cuda_array_interface__: dict[str, Any] = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "strides": None,
-            "version": 3,
-        }
-
-
-def _view(device: Device, address: int, nbytes: int) -> Tensor:
-    """uint8 [nbytes] over device memory."""
-    import torch
-
-    if nbytes == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    if device.host_memory:
-        return torch.frombuffer(view_of(address, nbytes), dtype=torch.uint8)
-    view = torch.as_tensor(_CudaBytes(address, nbytes), device=f"cuda:{device.info.index}")
-    if view.data_ptr() != address:
-        raise RuntimeError("torch copied the weights instead of viewing them")
-    return view
 
 
 def _typed(raw: Tensor, offset: int, nbytes: int, dtype: str, shape: tuple[int, ...]) -> Tensor:
