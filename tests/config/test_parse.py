@@ -200,7 +200,7 @@ def test_words_after_two_dashes_are_no_flags() -> None:
 
 @pytest.mark.parametrize("node", ["/dev/nvme0n1", "/dev/sda1"])
 def test_a_device_node_is_refused_with_the_way_out(node: str) -> None:
-    with pytest.raises(ConfigError, match="mount it and pass the directory"):
+    with pytest.raises(ConfigError, match="Mount it and pass the directory"):
         parse_serve([node], {})
 
 
@@ -210,7 +210,7 @@ def test_shared_memory_is_a_directory_like_any_other() -> None:
 
 @pytest.mark.parametrize("medium", ["nvme", "block", "s3", "nfs"])
 def test_a_medium_is_no_load_format(medium: str) -> None:
-    assert "mount it and pass the directory" in refusal("--load-format", medium)
+    assert "Mount it and pass the directory" in refusal("--load-format", medium)
 
 
 @pytest.mark.parametrize(
@@ -269,3 +269,11 @@ def test_help_is_a_wish_and_no_error() -> None:
     with pytest.raises(HelpWanted) as caught:
         parse("--port", "x", "--help=lora")
     assert caught.value.topic == "lora"
+
+
+def test_a_secret_without_a_value_is_not_shown_as_if_it_had_one() -> None:
+    assert "--api-key has no value" in refusal("--api-key")
+
+
+def test_a_beginning_of_very_many_flags_names_a_few() -> None:
+    assert "more; expected more letters" in refusal("--no-")

@@ -62,12 +62,8 @@ def print_error(error: HotstartError) -> None:
             text += f"; expected {problem.expected.rstrip('.')}"
         print(f"hotstart: {problem.kind}: {text}.", file=sys.stderr)
         if problem.advice:
-            print(f"  {_sentence(problem.advice)}", file=sys.stderr)
-
-
-def _sentence(text: str) -> str:
-    text = text[0].upper() + text[1:]
-    return text if text[-1] in ".?" else text + "."
+            end = "" if problem.advice[-1] in ".?" else "."
+            print(f"  {problem.advice[0].upper()}{problem.advice[1:]}{end}", file=sys.stderr)
 
 
 def _run(words: list[str]) -> int:
@@ -151,9 +147,9 @@ def _unknown_command(words: list[str]) -> ConfigError:
     tried = " ".join(words[:2]) if first == "bench" else first
     near = get_close_matches(tried, COMMANDS, n=1, cutoff=0.5)
     if near:
-        advice = f"did you mean `hotstart {near[0]}`?"
+        advice = f"Did you mean `hotstart {near[0]}`?"
     elif first[0] in "/.~" or "/" in first:
-        advice = f"to serve a model: `hotstart serve {first}`"
+        advice = f"To serve a model: `hotstart serve {first}`"
     else:
         advice = "`hotstart --help` lists the commands"
     return ConfigError(f"there is no command {tried}", expected=", ".join(COMMANDS), advice=advice)

@@ -112,10 +112,8 @@ class Command:
 
         kind = [known for known in self.index if known.startswith("--") == name.startswith("--")]
         near = get_close_matches(name, kind, n=3, cutoff=0.6)
-        hint = f"did you mean {_either(near)}? " if near else ""
-        return ConfigError(
-            f"there is no flag {name}", advice=f"{hint}`hotstart {self.name} --help` lists the flags"
-        )
+        hint = f"Did you mean {_either(near)}? " if near else ""
+        return ConfigError(f"there is no flag {name}", advice=hint + _see_help(self))
 
 
 class Use:
@@ -139,8 +137,9 @@ class Use:
         return f"{self.origin}{self.spelled}{subkey}"
 
     def shown(self) -> str:
-        """The value as written."""
-        return " ".join(self.words) if self.value is UNSET else repr(self.value)
+        """The value as written, unless it is a secret."""
+        text = " ".join(self.words) if self.value is UNSET else repr(self.value)
+        return "***" if text and self.row.secret else text
 
 
 class _Reading:
@@ -252,18 +251,18 @@ class _Reading:
         if row.to and row.to == self._positional_to():
             self._apply_positional(use)
             return
-        shown = "***" if row.secret else use.shown()
         if reason := self._refused_unread(use):
-            self._refuse(use, shown, *reason)
+            self._refuse(use, *reason)
             return
         try:
             value = self._value(use)
         except ValueError:
+            shown = use.shown()
             found = f"{use} is {shown}" if shown else f"{use} has no value"
             self._problem(found, expected=row.kind.expects)
             return
         if reason := row.refusal(value):
-            self._refuse(use, shown, *reason)
+            self._refuse(use, *reason)
             return
         if row.verdict is NO_EFFECT:
             self.result.notes.append(f"{use} has no effect: {row.because}")
@@ -277,9 +276,10 @@ class _Reading:
             return row.because, row.instead
         return row.reasons.get(use.words[-1] if use.words else str(use.value))
 
-    def _refuse(self, use: Use, shown: str, because: str, instead: str) -> None:
-        value = f" {shown}" if shown and not isinstance(use.row.kind, Switch) else ""
-        self._problem(f"{use}{value} is refused: {because}", advice=instead)
+    def _refuse(self, use: Use, because: str, instead: str) -> None:
+        value = "" if isinstance(use.row.kind, Switch) else use.shown()
+        advice = instead[:1].upper() + instead[1:]
+        self._problem(f"{use}{' ' if value else ''}{value} is refused: {because}", advice=advice)
 
     def _value(self, use: Use) -> object:
         kind = use.row.kind
@@ -345,7 +345,7 @@ class _Reading:
             self._problem(
                 f"no {name} is given",
                 expected=positional.help,
-                advice=f"put it right after the command: `hotstart {self.command.name} {name} --flag …`",
+                advice=f"Put it right after the command: `hotstart {self.command.name} {name} --flag …`",
             )
 
 
@@ -354,7 +354,9 @@ def _is_flag(word: str) -> bool:
     return len(word) > 1 and word[0] == "-" and not (word[1].isdigit() or word[1] == ".")
 
 
-def _either(words: Sequence[str]) -> str:
+def _either(words: Sequence[str], most: int = 8) -> str:
+    if len(words) > most:
+        return f"{', '.join(words[:most])} or one of {len(words) - most} more"
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
@@ -363,4 +365,4 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _see_help(command: Command) -> str:
-    return f"`hotstart {command.name} --help` lists what it takes"
+    return f"`hotstart {command.name} --help` lists the flags"

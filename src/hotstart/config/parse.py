@@ -88,7 +88,7 @@ def _check_model(arguments: Arguments) -> None:
         raise ConfigError(
             f"{model} is a device",
             expected="a directory or a name on the hub",
-            advice="mount it and pass the directory: `hotstart serve /mnt/model`",
+            advice="Mount it and pass the directory: `hotstart serve /mnt/model`",
         )
 
 

@@ -4,8 +4,8 @@ Every field is set by one row of the flag table (:mod:`hotstart.config.table`), 
 own name; defaults live here and nowhere else. The whole is sent to the engine as msgpack, see
 :func:`encode` and :func:`decode`.
 
-msgspec structs rather than dataclasses: both processes need msgspec anyway, and ``dataclasses``
-adds 20 ms to a start (``inspect``, and generated code for each class).
+msgspec structs rather than dataclasses: both processes need msgspec anyway, and these nine classes
+cost 1.5 ms to define, against 8 ms as dataclasses, which generate code for each.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """The flags of ``serve`` and ``check``: everything hotstart does something with.
 
-Defaults are those of :mod:`hotstart.config.settings`. Flags of vLLM that are refused or have no
-effect stand in :mod:`hotstart.config.unsupported`; together they are one table.
+Defaults are those of :mod:`hotstart.config.settings`. The flags of vLLM that have no effect here,
+and those that are refused, stand in modules of their own; together they are one table.
 """
 
 from __future__ import annotations
 
 from hotstart.config.command import Command
 from hotstart.config.flags import Group, Positional, flag
-from hotstart.config.unsupported import LOAD_FORMATS, NO_EFFECT_GROUP, REFUSED_GROUPS
+from hotstart.config.no_effect import NO_EFFECT_GROUP
+from hotstart.config.refused import LOAD_FORMATS, REFUSED_GROUPS
 from hotstart.config.values import Choice, Json, Many, Number, Size, Text, Whole
 
 _WORD = Text("NAME")
@@ -22,7 +23,7 @@ MODEL = Positional(
     to="model.model",
     names=("--model",),
     help="a directory (starts with /, . or ~) or a name on the hub",
-    only_one="start one server for each model, each with its own --port: one server serves one model",
+    only_one="Start one server for each model, each with its own --port: one server serves one model",
 )
 
 _MODEL_GROUP = Group(
