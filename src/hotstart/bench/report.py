@@ -34,7 +34,7 @@ def _head(runs: Runs, model: str) -> Iterator[str]:
     weights = f", {format_size(runs.floors[0].bytes)}" if runs.floors else ""
     name = os.path.basename(model.rstrip("/")) or "start"
     yield f"{name}{weights}, page cache {runs.state}, rounds: {rounds}, cores: {os.cpu_count()}"
-    yield f"{'':<26}{'seconds':<26}{'x import torch':>14}{'x floor':>9}"
+    yield f"{'':<38}{'seconds':<24}{'x import torch':>14}{'x floor':>9}"
 
 
 def _floor_rows(runs: Runs) -> Iterator[str]:
@@ -100,7 +100,7 @@ def _row(label: str, seconds: Sequence[float], runs: Runs | None = None) -> str:
     text = f"{middle:.3f}"
     if len(seconds) > 1:
         text += f" [{min(seconds):.3f} - {max(seconds):.3f}]"
-    line = f"{label[:25]:<26}{text:<26}"
+    line = f"{label[:37]:<38}{text:<24}"
     if runs is None:
         return line.rstrip()
     line += f"{middle / median(runs.imports):>14.2f}"
