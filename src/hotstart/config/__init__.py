@@ -1,1 +1,1 @@
-"""What a server is told: frozen dataclasses, one flag table, one cache root."""
+"""What a server is told: frozen structs, one flag table, one cache root."""
