@@ -84,7 +84,7 @@ class EngineError(HotstartError, RuntimeError):
     kind = "engine error"
 
 
-class ProblemsFound(HotstartError):
+class ProblemsFound(HotstartError):  # noqa: N818 - several errors, not one
     """Several problems at once; the exit code is the lowest of theirs."""
 
     kind = "problems found"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
-from msgspec import Struct, structs
+from msgspec import Struct, ValidationError, convert, structs
 
 from hotstart.checkpoint.resolve import resolve
 from hotstart.config.settings import (
@@ -24,7 +24,7 @@ from hotstart.config.settings import (
     ParallelConfig,
     SchedulerConfig,
 )
-from hotstart.engine.assemble import build, open_weights, prepare
+from hotstart.engine.assemble import build, prepare
 from hotstart.errors import ConfigError
 from hotstart.frontend.generation import Choice
 from hotstart.frontend.start import load_text
@@ -76,7 +76,7 @@ class LLM:
         config = _config(model, settings)
         prepared = prepare(config)
         self._text = load_text(prepared.files, config)
-        weights = open_weights(prepared, lambda done: None)
+        weights = prepared.placement.weights(prepared, lambda done: None)
         weights.start()
         built = build(prepared, weights)
         weights.wait()
@@ -100,7 +100,7 @@ class LLM:
 
         Raises ConfigError for a prompt that is empty or does not fit the context.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        texts: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         every = (
@@ -124,7 +124,8 @@ class LLM:
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer conversations through the model's chat template."""
-        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
+        single = not messages or isinstance(messages[0], dict)
+        conversations = cast("list[list[dict[str, Any]]]", [messages] if single else messages)
         if self._text.template is None:
             raise ConfigError(self._text.no_template)
         prompts = [
@@ -213,4 +214,9 @@ def _config(model: str, settings: dict[str, Any]) -> Config:
             raise ConfigError(f"LLM has no setting {key}", expected="one of " + ", ".join(known))
         groups[group][key] = value
     groups["model"] |= {"model": model, "path": os.path.abspath(resolve(model))}
-    return Config(**{name: kind(**groups[name]) for name, kind in _GROUPS.items()})
+    try:
+        return convert(groups, Config)
+    except ValidationError as error:
+        raise ConfigError(
+            f"a setting of LLM is wrong: {error}", advice="See hotstart.config.settings"
+        ) from None

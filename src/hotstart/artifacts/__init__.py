@@ -1,0 +1,1 @@
+"""What one start leaves for the next. Torch-free."""

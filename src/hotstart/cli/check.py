@@ -119,16 +119,18 @@ def run_checks(
     where a tied weight is stored twice.
     """
     report = Report()
+    reachable = False
     with report.check("model"):
         report.path = config.model.path or _resolve(config)
         if not os.path.isdir(report.path):
             raise no_directory(report.path)
         check_directory(report.path)
+        reachable = True
         report.ok("model", f"{report.path}, open to {who()}")
     if config.load.expect_mount is not None:
         with report.check("mount"):
             check_expected(config.load.expect_mount, report.path or config.model.model)
-    if os.path.isdir(report.path):
+    if reachable:
         _check_place(report)
         _check_config(config, report)
         _check_weights(config, report)
@@ -148,7 +150,7 @@ def run_checks(
 
 def main(config: Config) -> int:
     """Print the report; returns 0, or the lowest exit code of the problems."""
-    report = run_checks(config, device=_fits_here, port=True)
+    report = run_checks(config, device=fits_here, port=True)
     print(render(report, config.model.model))
     sys.stdout.flush()
     return ProblemsFound(report.problems).exit_code if report.problems else 0
@@ -280,9 +282,11 @@ def _dtypes(config: Config, report: Report, matched: Matched) -> str:
     return f"stored {stored}; config.json says {configured}; used {matched.dtype} ({by})"
 
 
-def _fits_here(config: Config, report: Report) -> str:
+def fits_here(config: Config, report: Report) -> str:
     """The engine's own arithmetic, so that check and serve cannot disagree."""
+    from hotstart.device.choose import choose
     from hotstart.engine.assemble import Prepared, size_kv
+    from hotstart.engine.placement import place
 
     assert report.files is not None
     assert report.checkpoint is not None
@@ -297,6 +301,7 @@ def _fits_here(config: Config, report: Report) -> str:
             geometry=report.geometry,
             checkpoint=report.checkpoint,
             matched=report.matched,
+            placement=place(choose(config.device.device)),
         )
     )
     return f"fits: KV cache of {size.tokens} tokens (--kv-cache-memory-bytes={size.bytes}): {size.reason}"

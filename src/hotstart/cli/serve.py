@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from hotstart.config.parse import Parsed
     from hotstart.config.settings import Config
     from hotstart.frontend.startup import Startup
-    from hotstart.timeline import Timeline
 
 # Local checks take less than this. Importing the HTTP side at the same time would slow both down,
 # and a start that fails does not need it; a download takes longer, and its progress must be served.

@@ -80,8 +80,9 @@ def kv_size(
     room = min(share, memory.free) - need.weights - need.activations - need.fixed
     arithmetic = (
         f"{format_size(memory.limit)} ({memory.limited_by}) x {utilization:g} = {format_size(share)}, "
-        f"{format_size(memory.free)} free (others hold {format_size(other)}); weights {format_size(need.weights)}, "
-        f"activations {format_size(need.activations)}, processes {format_size(need.fixed)}"
+        f"{format_size(memory.free)} free (others hold {format_size(other)}); "
+        f"weights {format_size(need.weights)}, activations {format_size(need.activations)}, "
+        f"processes {format_size(need.fixed)}"
     )
     if requested is not None:
         limit = memory.free - need.weights - need.activations - need.fixed

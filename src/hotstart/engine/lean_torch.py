@@ -19,12 +19,32 @@ from collections.abc import Sequence
 from types import ModuleType
 
 DEFERRED = frozenset(
-    "torch." + name
-    for name in (
-        "_export _meta_registrations accelerator ao compiler cpu distributions export hub masked mps mtia "
-        "multiprocessing nested nn.intrinsic nn.qat onnx optim profiler sparse testing utils.data"
-    ).split()
-) | {"torchgen.model"}
+    {
+        "torch._export",
+        "torch._meta_registrations",
+        "torch.accelerator",
+        "torch.ao",
+        "torch.compiler",
+        "torch.cpu",
+        "torch.distributions",
+        "torch.export",
+        "torch.hub",
+        "torch.masked",
+        "torch.mps",
+        "torch.mtia",
+        "torch.multiprocessing",
+        "torch.nested",
+        "torch.nn.intrinsic",
+        "torch.nn.qat",
+        "torch.onnx",
+        "torch.optim",
+        "torch.profiler",
+        "torch.sparse",
+        "torch.testing",
+        "torch.utils.data",
+        "torchgen.model",
+    }
+)
 
 
 def import_torch() -> str:

@@ -96,7 +96,7 @@ class ModelRunner:
                 tokens = tokens.to("cpu", non_blocking=True)
         done = None
         if self.device.type == "cuda":
-            done = torch.cuda.Event()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
         self._flying.append(_InFlight(step, sampling, tokens, sampled, prompt, done))
 

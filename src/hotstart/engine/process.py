@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-from hotstart.config.settings import Config, decode
+from hotstart.config.settings import decode
 from hotstart.errors import EngineError, HotstartError, ProblemsFound
 from hotstart.messages import (
     AbortRequests,
@@ -65,11 +65,11 @@ def _start(link: Link, torch: TorchImport) -> NoReturn:
     timeline.listen(_Forward(link))
     timeline.end(timeline.begin("python start", start=process_start()), at=torch.began)
     config = decode(link.settings())
-    from hotstart.engine.assemble import build, open_weights, prepare
+    from hotstart.engine.assemble import build, prepare
 
     with timeline.phase("read headers"):
         prepared = prepare(config)
-        weights = open_weights(prepared, lambda done: timeline.progress(reading, done))
+        weights = prepared.placement.weights(prepared, lambda done: timeline.progress(reading, done))
     link.wait_for_go()
     reading = timeline.begin("read weights", total=weights.total)
     weights.start(lambda report: timeline.end(reading, detail=f"{weights.describe()}; {report}"))
@@ -101,11 +101,11 @@ def _serve(link: Link, prepared: Prepared, built: Built, timeline: Timeline) -> 
             max_model_len=built.kv.max_model_len,
             max_num_seqs=prepared.max_num_seqs,
             max_num_batched_tokens=prepared.max_num_batched_tokens,
-            dtype=built.dtype,
+            dtype=prepared.matched.dtype,
             device=built.device,
             kv_cache_bytes=built.kv.bytes,
             kv_cache_tokens=built.kv.tokens,
-            block_size=16,
+            block_size=built.block_size,
             weights_bytes=prepared.matched.nbytes,
             first_step=first,
         )

@@ -81,14 +81,14 @@ class Sampler:
         params = request.params
         tokens = torch.tensor(request.tokens, device=self.device)
         if params.repetition_penalty != 1.0:
-            seen = tokens.unique()
+            seen = torch.unique(tokens)
             value = line[seen]
             line[seen] = torch.where(
                 value > 0, value / params.repetition_penalty, value * params.repetition_penalty
             )
         output = tokens[request.num_prompt :]
         if output.numel() and (params.presence_penalty or params.frequency_penalty):
-            ids, counts = output.unique(return_counts=True)
+            ids, counts = torch.unique(output, return_counts=True)
             line[ids] -= params.presence_penalty + params.frequency_penalty * counts.to(line.dtype)
 
     def _random(self, logits: Tensor, requests: list[Request]) -> Tensor:
@@ -123,7 +123,7 @@ class Sampler:
         *,
         complete: bool,
     ) -> Tensor | None:
-        """Draw among each row's ``width`` likeliest tokens; None when some row's choice reaches beyond them."""
+        """Draw among each row's ``width`` likeliest tokens; None when a row's choice reaches beyond."""
         values, ids = logits.topk(width, dim=-1)
         limit = self._column(top_k)
         values = values.masked_fill(torch.arange(width, device=self.device) >= limit, _NEGATIVE_INFINITY)

@@ -1,0 +1,1 @@
+"""From files to weight stores: plans, readers, images and arenas."""

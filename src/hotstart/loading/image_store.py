@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -45,12 +46,12 @@ class ImageStore:
         if any(self._must_convert(ref) for ref in refs):
             parts = [self._view([ref]).to(self._dtype) for ref in refs]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
-        if all(_adjacent(left, right) for left, right in zip(refs, refs[1:], strict=False)):
+        if all(_adjacent(left, right) for left, right in pairwise(refs)):
             return self._view(refs)
         return tuple(self._view([ref]) for ref in refs)
 
     def _must_convert(self, ref: TensorRef) -> bool:
-        return getattr(torch, DTYPES[ref.dtype][0]) != self._dtype
+        return bool(getattr(torch, DTYPES[ref.dtype][0]) != self._dtype)
 
     def _view(self, run: list[TensorRef]) -> Tensor:
         """One tensor over neighbouring parts, stacked along dimension 0."""

@@ -1,0 +1,263 @@
+"""Where weights and KV cache live: file images and slabs on CPU, an arena and paged blocks on CUDA.
+
+Everything that differs between the two is here; the rest of a start is the same for both.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from hotstart.device import host
+from hotstart.device.choose import DeviceChoice, open_device
+from hotstart.engine.kv_size import CPU_FIXED, CUDA_FIXED, KVSize, Memory
+from hotstart.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from hotstart.attention.base import AttentionBackend
+    from hotstart.device.base import Device
+    from hotstart.engine.assemble import Prepared
+    from hotstart.engine.block_manager import BlockManager
+    from hotstart.loading.image import Image
+    from hotstart.loading.ring import Loading
+    from hotstart.models.base import Store
+
+# Slabs beyond the running sequences keep prefixes of finished ones; they cost address space only.
+_DONOR_SLABS = 64
+
+
+class Weights(Protocol):
+    """Weight bytes on their way into memory. ``start`` begins to read, once the checks have passed."""
+
+    total: int
+
+    def start(self, done: Callable[[object], None] = ...) -> None:
+        """Begin; ``done`` is called with the report when the last byte has arrived."""
+        ...
+
+    def wait(self) -> object:
+        """Block until the weights can be used; raises the first error of a reader."""
+        ...
+
+    def describe(self) -> str:
+        """How they are read and why, for the log."""
+        ...
+
+    def store(self) -> Store:
+        """The tensors by slot. Needs torch; they may be bound before their bytes have arrived."""
+        ...
+
+
+class Placement(Protocol):
+    """One kind of device. Constructing it touches nothing slow."""
+
+    choice: DeviceChoice
+    depth: int
+    """Steps in flight."""
+    default_batched_tokens: int
+    fixed_bytes: int
+
+    def memory(self) -> Memory:
+        """Limit and free bytes, as they were before the weights."""
+        ...
+
+    def weights(self, prepared: Prepared, progress: Callable[[int], None]) -> Weights:
+        """Open files and allocate; nothing is read yet."""
+        ...
+
+    def device(self) -> torch.device:
+        """Needs torch."""
+        ...
+
+    def block_size(self, prepared: Prepared) -> int:
+        """Tokens per KV block."""
+        ...
+
+    def kv_cache(self, prepared: Prepared, kv: KVSize) -> tuple[AttentionBackend, BlockManager]:
+        """The attention back end with its memory, and its bookkeeping. Needs torch."""
+        ...
+
+
+def place(choice: DeviceChoice) -> Placement:
+    """The placement for a device."""
+    return CudaPlacement(choice) if choice.kind == "cuda" else CpuPlacement(choice)
+
+
+class CpuPlacement:
+    """See :class:`Placement`."""
+
+    depth = 1
+    default_batched_tokens = 2048
+    fixed_bytes = CPU_FIXED
+
+    def __init__(self, choice: DeviceChoice) -> None:
+        self.choice = choice
+
+    def memory(self) -> Memory:
+        """See :class:`Placement`."""
+        memory = host.memory()
+        return Memory("the CPU", memory.limit, memory.limited_by, memory.available)
+
+    def weights(self, prepared: Prepared, progress: Callable[[int], None]) -> Weights:
+        """See :class:`Placement`."""
+        from hotstart.loading.image import Image
+
+        image = Image(prepared.checkpoint, strategy=prepared.config.load.read_strategy, progress=progress)
+        return _ImageWeights(image, prepared)
+
+    def device(self) -> torch.device:
+        """See :class:`Placement`."""
+        import torch
+
+        return torch.device("cpu")
+
+    def block_size(self, prepared: Prepared) -> int:
+        """See :class:`Placement`."""
+        from hotstart.engine.block_manager import HASH_BLOCK
+
+        return HASH_BLOCK
+
+    def kv_cache(self, prepared: Prepared, kv: KVSize) -> tuple[AttentionBackend, BlockManager]:
+        """See :class:`Placement`."""
+        import torch
+
+        from hotstart.attention.sdpa_slab import SdpaSlab
+        from hotstart.engine.block_manager import SlabManager
+
+        specs = prepared.geometry.attention()
+        _refuse(SdpaSlab.refuse(specs))
+        slabs = prepared.max_num_seqs + _DONOR_SLABS
+        attention = SdpaSlab(specs, slabs, kv.max_model_len, getattr(torch, prepared.matched.dtype))
+        blocks = SlabManager(
+            slabs, kv.tokens, prefix_caching=prepared.prefix_caching, free_pages=attention.release
+        )
+        return attention, blocks
+
+
+class _ImageWeights:
+    """:class:`Weights` of a CPU: views of the file images."""
+
+    def __init__(self, image: Image, prepared: Prepared) -> None:
+        self.total = image.total
+        self.start = image.start
+        self.wait = image.wait
+        self.describe = image.describe
+        self._image = image
+        self._prepared = prepared
+
+    def store(self) -> Store:
+        """See :class:`Weights`."""
+        import torch
+
+        from hotstart.loading.image_store import ImageStore
+
+        matched = self._prepared.matched
+        aliases = {spec.slot: spec.alias_of for spec in matched.tied if spec.alias_of}
+        return ImageStore(self._image, list(matched.loads), aliases, getattr(torch, matched.dtype))
+
+
+class CudaPlacement:
+    """See :class:`Placement`. The context is created by :meth:`weights`, beside the import of torch."""
+
+    depth = 2
+    default_batched_tokens = 8192
+    fixed_bytes = CUDA_FIXED
+
+    def __init__(self, choice: DeviceChoice) -> None:
+        self.choice = choice
+        self._free: int | None = None
+
+    def memory(self) -> Memory:
+        """See :class:`Placement`. Before :meth:`weights`, by NVML, which needs no context."""
+        from hotstart.device import nvml
+
+        info = self.choice.info
+        free = self._free
+        if free is None:
+            free = info.total - sum(holder.bytes for holder in nvml.holders(info.uuid))
+        return Memory(info.name, info.total, "the GPU's memory", free)
+
+    def weights(self, prepared: Prepared, progress: Callable[[int], None]) -> Weights:
+        """See :class:`Placement`."""
+        device = open_device(self.choice)
+        self._free = device.memory().free
+        return _ArenaWeights(device, prepared, progress)
+
+    def device(self) -> torch.device:
+        """See :class:`Placement`."""
+        import torch
+
+        device = torch.device(self.choice.torch_name)
+        torch.cuda.set_device(device)
+        return device
+
+    def block_size(self, prepared: Prepared) -> int:
+        """See :class:`Placement`."""
+        return prepared.config.cache.block_size
+
+    def kv_cache(self, prepared: Prepared, kv: KVSize) -> tuple[AttentionBackend, BlockManager]:
+        """See :class:`Placement`."""
+        import torch
+
+        from hotstart.attention.sdpa_paged import SdpaPaged
+        from hotstart.engine.block_manager import PagedBlockManager
+
+        specs = prepared.geometry.attention()
+        _refuse(SdpaPaged.refuse(specs))
+        size = self.block_size(prepared)
+        blocks = kv.tokens // size + 1  # one more: block 0 takes the padding rows of captured graphs
+        attention = SdpaPaged(specs, blocks, size, getattr(torch, prepared.matched.dtype), self.device())
+        return attention, PagedBlockManager(blocks, size, prefix_caching=prepared.prefix_caching)
+
+
+class _ArenaWeights:
+    """:class:`Weights` of a GPU: an arena that a ring of pinned buffers fills."""
+
+    def __init__(self, device: Device, prepared: Prepared, progress: Callable[[int], None]) -> None:
+        from hotstart.loading.arena import Arena, Layout
+
+        matched = prepared.matched
+        layout = Layout.of(matched.loads, dtype=matched.dtype, tied=matched.tied)
+        self.total = matched.nbytes
+        self._checkpoint = prepared.checkpoint
+        self._progress = progress
+        self._arena = Arena(layout, device)
+        self._loading: Loading | None = None
+
+    def start(self, done: Callable[[object], None] = lambda report: None) -> None:
+        """See :class:`Weights`."""
+        from hotstart.loading.ring import Loading
+
+        self._loading = loading = Loading(self._checkpoint, self._arena, progress=self._progress)
+
+        def watch() -> None:
+            try:
+                done(loading.wait())
+            except Exception:
+                return  # raised again where somebody waits
+
+        threading.Thread(target=watch, name="weights", daemon=True).start()
+
+    def wait(self) -> object:
+        """See :class:`Weights`."""
+        assert self._loading is not None
+        report = self._loading.wait()
+        self._arena.finish()
+        return report
+
+    def describe(self) -> str:
+        """See :class:`Weights`."""
+        return "buffered reads through a ring of pinned memory"
+
+    def store(self) -> Store:
+        """See :class:`Weights`."""
+        return self._arena
+
+
+def _refuse(reasons: list[str]) -> None:
+    if reasons:
+        raise ModelError("no attention back end can run this model: " + "; ".join(reasons))
