@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_files import STUB, file_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoint_files import STUB, file_of
 from hotstart.checkpoint.safetensors import Header, parse_header, read_header
 from hotstart.errors import ModelError
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from checkpoint_files import read_index, write_index, write_model
 
+from checkpoint_files import read_index, write_index, write_model
 from hotstart.checkpoint.files import MAX_TEMPLATE, load_model_files
 from hotstart.checkpoint.layout import open_checkpoint
 from hotstart.errors import ModelError

@@ -118,7 +118,9 @@ def test_absent_shard_of_an_incomplete_copy(tmp_path: Path) -> None:
     held = len(read_header(str(tmp_path / FIRST)).tensors)
     with pytest.raises(ModelError) as caught:
         open_checkpoint(str(tmp_path))
-    assert f"names 1 absent file ({SECOND}); files on disk hold {held} of {len(weights())}" in str(caught.value)
+    assert f"names 1 absent file ({SECOND}); files on disk hold {held} of {len(weights())}" in str(
+        caught.value
+    )
     assert "--ignore-index" not in str(caught.value)
 
 
@@ -155,7 +157,9 @@ def test_ignored_index_goes_by_the_files(tmp_path: Path) -> None:
 
 def test_ignored_index_does_not_hide_a_tensor_in_no_file(tmp_path: Path) -> None:
     resharded(tmp_path)
-    tensors = {ref.name: (ref.dtype, ref.shape) for ref in read_header(str(tmp_path / shard_name(3, 3))).tensors}
+    tensors = {
+        ref.name: (ref.dtype, ref.shape) for ref in read_header(str(tmp_path / shard_name(3, 3))).tensors
+    }
     tensors.pop("lm_head.weight")
     write_shard(tmp_path / shard_name(3, 3), tensors)
     with pytest.raises(ModelError) as caught:
@@ -168,7 +172,9 @@ def test_ignored_index_does_not_hide_a_tensor_in_no_file(tmp_path: Path) -> None
 def test_index_that_puts_a_tensor_in_another_file(tmp_path: Path) -> None:
     write_model(tmp_path)
     write_index(tmp_path, {**read_index(tmp_path), "lm_head.weight": FIRST})
-    with pytest.raises(ModelError, match=rf"'lm_head\.weight' is in {SECOND}; expected to find it in {FIRST}"):
+    with pytest.raises(
+        ModelError, match=rf"'lm_head\.weight' is in {SECOND}; expected to find it in {FIRST}"
+    ):
         open_checkpoint(str(tmp_path))
 
 

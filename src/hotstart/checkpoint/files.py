@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hotstart.checkpoint.base import ModelFiles
 from hotstart.checkpoint.lfs import MAX_STUB, stub_error
-from hotstart.config.settings import ModelConfig
 from hotstart.errors import HotstartError, ModelError, raise_all
 from hotstart.storage.access import read_error, read_exactly
 from hotstart.units import format_size
+
+if TYPE_CHECKING:
+    from hotstart.config.settings import ModelConfig
 
 MAX_JSON = 64 << 20
 MAX_TEMPLATE = 4 << 20

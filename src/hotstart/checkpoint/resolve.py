@@ -62,7 +62,7 @@ def _directory(model: str) -> str:
     path = os.path.abspath(os.path.expanduser(model))
     try:
         mode = os.stat(path).st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if _looks_like_device(path):
             raise _device(path) from None
         raise _absent(path) from None
