@@ -191,6 +191,13 @@ def test_device_is_asked_once_the_model_is_known(model: Path) -> None:
     assert report.problems[0].exit_code == 5
 
 
+def test_unix_socket_is_tried_and_leaves_nothing_behind(model: Path) -> None:
+    config = Config(model=ModelConfig(model=str(model)), http=HttpConfig(uds=str(model / "server.sock")))
+    report = run_checks(config, port=True)
+    assert report.problems == []
+    assert not (model / "server.sock").exists()
+
+
 UNPRIVILEGED = """
 import json, os, sys
 from hotstart.cli.check import run_checks

@@ -7,7 +7,6 @@ together: an operator who mends one thing should not meet the next after minutes
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from hotstart.checkpoint.layout import describe, open_checkpoint
 from hotstart.checkpoint.refusals import no_directory
 from hotstart.checkpoint.resolve import is_path, resolve
 from hotstart.checkpoint.wording import count
-from hotstart.errors import ConfigError, HotstartError, ProblemsFound, raise_all
+from hotstart.errors import HotstartError, ProblemsFound, raise_all
 from hotstart.storage.access import check_directory, who
 from hotstart.storage.mounts import Mount, check_expected, mount_of
 from hotstart.storage.reboot import after_reboot
@@ -308,24 +307,13 @@ def fits_here(config: Config, report: Report) -> str:
 
 
 def _try_port(http: HttpConfig) -> str:
-    """Bind the address for a moment. Raises ConfigError."""
+    """Listen for a moment, just as serve would. Raises ConfigError that names who holds the port."""
+    from hotstart.cli.bind import bind, url
+
+    shown = ""
+    for listening in bind(http):
+        with listening:
+            shown = url(http, listening)
     if http.uds is not None:
-        folder = os.path.dirname(os.path.abspath(http.uds))
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise ConfigError(f"--uds {http.uds}: {who()} cannot create a socket in {folder}")
-        return f"{http.uds} can be created"
-    shown = f"{http.host or 'all interfaces'}, port {http.port}"
-    try:
-        found = socket.getaddrinfo(
-            http.host or "0.0.0.0", http.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        with socket.socket(found[0][0], socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(found[0][4])
-            probe.listen(1)
-    except OSError as error:
-        raise ConfigError(
-            f"Cannot listen on {shown}: {error.strerror}",
-            advice="Choose another --port, or stop the process that holds it (ss -ltnp)",
-        ) from None
-    return f"{shown}: free"
+        os.unlink(http.uds)
+    return f"{shown} is free"
