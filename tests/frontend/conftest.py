@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
+import msgspec
 import pytest
 import tokenizers
 
@@ -116,6 +120,60 @@ class Running:
     def ids(self, text: str) -> list[int]:
         return self.text.tokenizer.encode(text, add_special_tokens=False)
 
+    def ask(self, path: str, **body: Any) -> Future[httpx.Response]:
+        """POST from a thread, for tests that step the engine meanwhile."""
+
+        def post() -> httpx.Response:
+            with self.client() as client:
+                return client.post(path, json=body)
+
+        return _in_thread(post)
+
+    def stream(self, path: str, **body: Any) -> queue.Queue[str]:
+        """POST with ``stream`` from a thread: the data of each event, then ``""`` at the end."""
+        events: queue.Queue[str] = queue.Queue()
+
+        def read() -> None:
+            with (
+                self.client() as client,
+                client.stream("POST", path, json={**body, "stream": True}) as response,
+            ):
+                if response.status_code != 200:
+                    events.put(response.read().decode())
+                for line in response.iter_lines() if response.status_code == 200 else ():
+                    if line:
+                        events.put(line.removeprefix("data: "))
+            events.put("")
+
+        _in_thread(read)
+        return events
+
+    def leave(self, path: str, **body: Any) -> Callable[[], None]:
+        """POST on a bare connection; the returned function closes it without reading an answer."""
+        host, port = self.url.removeprefix("http://").split(":")
+        connection = socket.create_connection((host, int(port)), PATIENCE)
+        data = json.dumps(body).encode()
+        head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json"]
+        head.append(f"Content-Length: {len(data)}")
+        connection.sendall("\r\n".join([*head, "", ""]).encode() + data)
+        return connection.close
+
+
+T = TypeVar("T")
+
+
+def _in_thread(work: Callable[[], T]) -> Future[T]:
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
 
 Launch = Callable[..., Running]
 
@@ -157,15 +215,17 @@ class _launcher:
         http: dict[str, Any] | None = None,
         model: dict[str, Any] | None = None,
         max_queued_requests: int = 1024,
-        files: ModelFiles | None = None,
         context: int | None = CONTEXT,
+        without_template: bool = False,
     ) -> Running:
         config = Config(
             model=ModelConfig(**{"model": "tiny", "served_model_name": ("tiny",), **(model or {})}),
             http=HttpConfig(**(http or {})),
             scheduler=SchedulerConfig(max_queued_requests=max_queued_requests),
         )
-        files = files or self._files
+        files = self._files
+        if without_template:
+            files = msgspec.structs.replace(files, chat_template=None)
         listener = socket.create_server(("127.0.0.1", 0))
         ours, theirs = socket.socketpair()
         running = Running(

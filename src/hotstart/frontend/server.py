@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from hotstart.config.settings import Config
-from hotstart.errors import EngineError
+from hotstart.errors import ConfigError, EngineError
 from hotstart.frontend.app import create_app
 from hotstart.frontend.context import Frontend
 from hotstart.frontend.engine_client import EngineClient
@@ -48,9 +48,10 @@ async def serve(
 ) -> int:
     """Answer on ``sockets`` (bound, listening or not) and speak to ``engine`` until stopped or failed.
 
-    The caller has told the engine to :class:`~hotstart.messages.Go` before it passes the checks on:
-    from then on only this function writes to the socket. Returns the exit code: 0 after a signal that came when ready, 128 + signal before, else that of
-    the lowest problem. The caller ends the engine process afterwards.
+    The caller has sent :class:`~hotstart.messages.Go` before it passes the checks on: from then on
+    only this function writes to ``engine``. Returns the exit code: 0 after a signal that came when
+    ready, 128 + signal before, else that of the lowest problem. The caller ends the engine process
+    afterwards.
     """
     liveness = Liveness(startup, timeline)
     served = config.model.served_model_name[0] if config.model.served_model_name else config.model.model
@@ -90,11 +91,14 @@ class _Lifecycle:
         self._serving = serving
         self._changed = asyncio.Event()
         self._signals: list[int] = []
-        self._gone = False
         self.at_once = False
         self._loop = asyncio.get_running_loop()
         frontend.startup.listen(self._wake_from_any_thread)
         frontend.client.on_lost = self.wake
+        # For good: a signal during the last answers must not kill the process.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._loop.add_signal_handler(number, self._signalled, number)
 
     def wake(self) -> None:
         """Something changed."""
@@ -108,19 +112,18 @@ class _Lifecycle:
     async def run(self) -> int:
         """Until the end; the exit code."""
         frontend, startup = self._frontend, self._frontend.startup
-        with self._listening_to_signals():
-            while not self._serving.done():
-                frontend.gate.update()
-                if startup.state is State.FAILED:
-                    return self._failed()
-                if frontend.client.lost or startup.engine_exit is not None:
-                    await self._name_the_cause()
-                elif self._signals and startup.state is State.LOADING:
-                    return self._stopped_early()
-                elif self._signals:
-                    return await self._drain()
-                else:
-                    await self._change()
+        while not self._serving.done():
+            frontend.gate.update()
+            if startup.state is State.FAILED:
+                return self._failed()
+            if frontend.client.lost or startup.engine_exit is not None:
+                await self._name_the_cause()
+            elif self._signals and startup.state is State.LOADING:
+                return self._stopped_early()
+            elif self._signals:
+                return await self._drain()
+            else:
+                await self._change()
         return 1
 
     async def _change(self, timeout: float | None = None) -> None:
@@ -178,16 +181,6 @@ class _Lifecycle:
         frontend.client.fail_all(frontend.gate.closed())
         return 0
 
-    @contextlib.contextmanager
-    def _listening_to_signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._signalled, number)
-        # The handlers stay: a signal during the last answers must not kill the process.
-        yield
-
     def _signalled(self, number: int) -> None:
         self._signals.append(number)
         self.wake()
@@ -220,6 +213,14 @@ class _HttpServer(uvicorn.Server):
                 ssl_cert_reqs=config.ssl_cert_reqs,
             )
         )
+        try:
+            self.config.load()
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(
+                f"--ssl-certfile {config.ssl_certfile} and --ssl-keyfile {config.ssl_keyfile} "
+                f"cannot be used: {error.strerror or error}",
+                expected="a PEM certificate chain and its key",
+            ) from None
         self._stop = asyncio.Event()
 
     def stop(self, *, at_once: bool) -> None:

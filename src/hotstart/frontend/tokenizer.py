@@ -1,7 +1,7 @@
 """Text to token ids and back, on the ``tokenizers`` library alone.
 
-Ids equal those of transformers' fast tokenizers: the same file, the same special tokens, and the
-same rule for ``add_bos_token`` and ``add_eos_token``.
+Ids equal those of transformers: the same file, the same special tokens, and the same rule that
+``add_bos_token`` and ``add_eos_token`` count only where there is no tokenizer.json to say it.
 """
 
 from __future__ import annotations
@@ -117,9 +117,7 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
         backend = _byte_level_bpe(
             files.vocab_json, files.merges_txt, add_prefix_space=bool(config.get("add_prefix_space"))
         )
-        special = {**_gpt2_special_tokens(files, backend), **special}
-        if "add_bos_token" not in config and files.config.get("model_type") == "opt":
-            config = {**config, "add_bos_token": True}
+        special = {**_special_tokens_by_id(files, backend), **special}
     else:
         raise ModelError(
             f"There is no tokenizer in {files.path}",
@@ -130,7 +128,11 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     _add_specials(backend, special, config)
-    _frame_with_specials(backend, special, config)
+    if files.tokenizer_json is None:
+        is_opt = files.config.get("model_type") == "opt"
+        bos = special.get("bos_token") if config.get("add_bos_token", is_opt) else None
+        eos = special.get("eos_token") if config.get("add_eos_token") else None
+        _frame(backend, bos, eos)
     return Tokenizer(backend, special)
 
 
@@ -145,8 +147,8 @@ def _special_tokens(files: ModelFiles) -> dict[str, str]:
     return found
 
 
-def _gpt2_special_tokens(files: ModelFiles, backend: tokenizers.Tokenizer) -> dict[str, str]:
-    """What GPT-2's tokenizer class assumes, checked against the model's own ids (OPT: ``</s>``)."""
+def _special_tokens_by_id(files: ModelFiles, backend: tokenizers.Tokenizer) -> dict[str, str]:
+    """What the model's configuration says by id, for directories without a tokenizer configuration."""
     names = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "pad_token": "pad_token_id"}
     found: dict[str, str] = {}
     for name, key in names.items():
@@ -198,19 +200,11 @@ def _add_specials(backend: tokenizers.Tokenizer, special: dict[str, str], config
         backend.add_special_tokens([AddedToken(content, special=True) for content in extra])
 
 
-def _frame_with_specials(
-    backend: tokenizers.Tokenizer, special: dict[str, str], config: dict[str, Any]
-) -> None:
-    """Let explicit ``add_bos_token`` and ``add_eos_token`` win over the file, as transformers does."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
+def _frame(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> None:
+    """Begin every text with ``bos`` and end it with ``eos``, where given."""
     from tokenizers import processors
 
-    bos = special.get("bos_token") if config.get("add_bos_token") else None
-    eos = special.get("eos_token") if config.get("add_eos_token") else None
     named = {token: backend.token_to_id(token) for token in (bos, eos) if token}
-    if bos is None and eos is None and backend.post_processor is None:
-        return
     single = " ".join(part for part in (bos, "$A", eos) if part)
     backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(named.items()))
 
