@@ -74,7 +74,9 @@ class Environment:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.env = {**os.environ, "PYTHONWARNINGS": "error", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        # torch itself warns where numpy, which hotstart does not need, is not installed.
+        warnings = "error,ignore:Failed to initialize NumPy"
+        self.env = {**os.environ, "PYTHONWARNINGS": warnings, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         self.env.pop("PYTHONPATH", None)
 
     def python(self, *arguments: str) -> str:
