@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import _socket
 import os
-import signal
-import socket
 import sys
-import time
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    import socket
 
 _CODE = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
     "from hotstart.engine.main import main; main({fd}, {parent})"
 )
-_NAMES = {
-    signal.SIGKILL: "probably the kernel's out-of-memory killer, or a container's memory limit; see dmesg",
-    signal.SIGBUS: "a mapped weight file shrank, or its device failed to deliver a page; see dmesg",
-    signal.SIGSEGV: "a crash in native code",
-    signal.SIGILL: "an instruction that this processor lacks; was torch built for another machine?",
-    signal.SIGABRT: "native code gave up; its reason stands above",
+_CAUSES = {
+    "SIGKILL": "probably the kernel's out-of-memory killer, or a container's memory limit; see dmesg",
+    "SIGBUS": "a mapped weight file shrank, or its device failed to deliver a page; see dmesg",
+    "SIGSEGV": "a crash in native code",
+    "SIGILL": "an instruction that this processor lacks; was torch built for another machine?",
+    "SIGABRT": "native code gave up; its reason stands above",
 }
 
 
@@ -25,18 +28,30 @@ class EngineProcess:
     """A child at the other end of :attr:`socket`."""
 
     def __init__(self) -> None:
-        """Spawn. Imports nothing beyond what an interpreter has loaded anyway."""
-        ours, theirs = socket.socketpair()
-        theirs.set_inheritable(True)
+        """Spawn, with what every interpreter has loaded: each import here would delay the engine's own."""
+        ours, theirs = _socket.socketpair()
+        os.set_inheritable(theirs.fileno(), True)
         # -c instead of -m: runpy would import the package a second way and cost 5 ms.
         code = _CODE.format(fd=theirs.fileno(), parent=os.getpid())
         self.pid = os.posix_spawn(sys.executable, [sys.executable, *_flags(), "-c", code], os.environ)
         theirs.close()
-        self.socket = ours
+        self._fd = ours.detach()
+        self._socket: socket.socket | None = None
         self._status: int | None = None
+
+    @property
+    def socket(self) -> socket.socket:
+        """Our end of the pair."""
+        if self._socket is None:
+            import socket
+
+            self._socket = socket.socket(fileno=self._fd)
+        return self._socket
 
     def reap(self, timeout: float = 0.0) -> int | None:
         """The exit code as subprocess has it (-N: signal N); None while it runs after ``timeout`` seconds."""
+        import time
+
         deadline = time.monotonic() + timeout
         while self._status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -51,19 +66,22 @@ class EngineProcess:
     def kill(self) -> None:
         """End it now, and wait until it is gone. It holds nothing that must be saved."""
         if self.reap() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, 9)
             self.reap(timeout=10.0)
-        self.socket.close()
 
-    def how_it_ended(self) -> str:
-        """One clause about an exit that nobody asked for."""
-        status = self.reap(timeout=2.0)
-        if status is None:
-            return "the engine closed its connection but still runs"
+    def until_it_ends(self) -> str:
+        """Block until the process has ended; returns one clause about how."""
+        import contextlib
+
+        with contextlib.suppress(ChildProcessError):  # somebody else waits for it as well
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        status = self.reap(timeout=10.0)
+        assert status is not None
         if status < 0:
-            number = signal.Signals(-status)
-            why = _NAMES.get(number, "sent by somebody")
-            return f"the engine was killed by {number.name} ({why})"
+            import signal
+
+            name = signal.Signals(-status).name
+            return f"the engine was killed by {name} ({_CAUSES.get(name, 'sent by somebody')})"
         return f"the engine exited with code {status}"
 
 

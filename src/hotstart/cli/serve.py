@@ -8,17 +8,17 @@ a thread of their own: when they pass the engine is told to read, when they fail
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-from typing import TYPE_CHECKING, NoReturn
 
 from hotstart.cli.engine_process import EngineProcess
+
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     import logging
     import socket
     from types import FrameType
+    from typing import NoReturn
 
     from hotstart.cli.progress import Progress
     from hotstart.config.parse import Parsed
@@ -33,6 +33,7 @@ _CHECKS_ALONE_SECONDS = 0.4
 def run(parsed: Parsed) -> int:
     """Serve until stopped; returns the exit code. Raises what ended the start."""
     engine = EngineProcess()
+    import signal
 
     def end_at_once(number: int, frame: FrameType | None) -> NoReturn:
         engine.kill()
@@ -64,7 +65,7 @@ class _Server:
     def run(self) -> int:
         from hotstart.cli import bind, logs
         from hotstart.cli.progress import Progress, Screen
-        from hotstart.errors import EngineError, raise_all
+        from hotstart.errors import raise_all
 
         config = self.config
         terminal = sys.stderr.isatty() and config.log.log_format == "text"
@@ -78,10 +79,13 @@ class _Server:
         _warn_loopback(config, listening[0])
         self.progress = Progress(self.timeline, screen=screen, enabled=config.log.use_tqdm_on_load)
         self.progress.start()
+        import threading
+
         from hotstart.frontend.startup import Startup
 
         self.startup = startup = Startup()
         startup.listen(self._announce)
+        threading.Thread(target=self._watch, name="engine watch", daemon=True).start()
         checks = threading.Thread(target=self._check, name="checks", daemon=True)
         checks.start()
         checks.join(timeout=_CHECKS_ALONE_SECONDS)
@@ -95,12 +99,12 @@ class _Server:
         if self.progress is not None:
             self.progress.stop()
         raise_all(startup.failed)
-        if code == EngineError.exit_code:
-            raise EngineError(
-                self.engine.how_it_ended(),
-                advice="Look at the lines above; start again with --log-level debug",
-            )
         return code
+
+    def _watch(self) -> None:
+        """Say how the engine ended, in time for whoever reads its end of file."""
+        assert self.startup is not None
+        self.startup.engine_exited(self.engine.until_it_ends())
 
     def _check(self) -> None:
         """The checks, on their own thread: resolve, tell the engine, look, give the word."""
@@ -198,7 +202,8 @@ class _Server:
         progress, self.progress = self.progress, None
         progress.stop()
         ready, log = startup.ready, _log()
-        log.info("start timeline\n%s", startup_table(self.timeline))
+        if self.config.log.log_format == "text":
+            log.info("start timeline\n%s", startup_table(self.timeline))
         log.info(
             "KV cache: %s, %d tokens; to skip the computation next time: --kv-cache-memory-bytes=%d",
             format_size(ready.kv_cache_bytes),

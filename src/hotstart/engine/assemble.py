@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from hotstart.checkpoint.base import Checkpoint, ModelFiles
-from hotstart.checkpoint.files import load_model_files
+from hotstart.checkpoint.files import load_model_files, overrides_of
 from hotstart.checkpoint.layout import open_checkpoint
 from hotstart.config.settings import Config
 from hotstart.device import host
 from hotstart.device.choose import choose
 from hotstart.engine.kv_size import KVSize, Need, activation_bytes, kv_size
 from hotstart.engine.placement import Placement, Weights, place
+from hotstart.errors import ModelError
 from hotstart.loading.match import Matched, match
 from hotstart.models.base import Family, Geometry
 from hotstart.models.registry import family_for
+from hotstart.models.spec import WeightSpec
 
 if TYPE_CHECKING:
     from hotstart.engine.core import Engine
@@ -77,11 +79,15 @@ class Built(Struct, kw_only=True):
 def prepare(config: Config) -> Prepared:
     """Read and match everything but weights. Raises every kind of error a start can end with."""
     placement = place(choose(config.device.device))
-    files = load_model_files(config.model.path, overrides=config.model.hf_overrides)
+    files = load_model_files(config.model.path, overrides=overrides_of(config.model))
     family = family_for(files.config)
     geometry = family.geometry(files.config)
-    checkpoint = open_checkpoint(config.model.path, ignore_index=config.model.ignore_index)
-    matched = match(family.specs(geometry), checkpoint, config.model.dtype)
+    specs = family.specs(geometry)
+    if config.load.load_format == "dummy":
+        checkpoint, matched = Checkpoint(config.model.path, (), {}), without_files(specs, config, files)
+    else:
+        checkpoint = open_checkpoint(config.model.path, ignore_index=config.model.ignore_index)
+        matched = match(specs, checkpoint, config.model.dtype)
     return Prepared(
         config=config,
         files=files,
@@ -91,6 +97,17 @@ def prepare(config: Config) -> Prepared:
         matched=matched,
         placement=placement,
     )
+
+
+def without_files(specs: list[WeightSpec], config: Config, files: ModelFiles) -> Matched:
+    """What matching would find if the files were there: for random weights."""
+    named = config.model.dtype
+    if named == "auto":
+        named = str(files.config.get("dtype") or files.config.get("torch_dtype") or "bfloat16")
+    if named not in _DTYPE_BYTES:
+        raise ModelError(f"config.json names dtype {named}", expected="one of " + ", ".join(_DTYPE_BYTES))
+    size = sum(spec.elements for spec in specs if not spec.alias_of) * _DTYPE_BYTES[named]
+    return Matched((), tuple(spec for spec in specs if spec.alias_of), named, {named: size})
 
 
 def size_kv(prepared: Prepared) -> KVSize:
@@ -111,14 +128,18 @@ def size_kv(prepared: Prepared) -> KVSize:
         fixed=placement.fixed_bytes,
         kv_per_token=g.kv_bytes_per_token(size),
     )
+    block_size = placement.block_size(prepared)
+    requested = config.cache.kv_cache_memory_bytes
+    if config.cache.num_gpu_blocks_override is not None:
+        requested = config.cache.num_gpu_blocks_override * block_size * need.kv_per_token
     return kv_size(
         placement.memory(),
         need,
         utilization=config.cache.gpu_memory_utilization,
-        requested=config.cache.kv_cache_memory_bytes,
+        requested=requested,
         max_model_len=config.model.max_model_len,
         model_max_len=g.max_position_embeddings,
-        block_size=placement.block_size(prepared),
+        block_size=block_size,
     )
 
 

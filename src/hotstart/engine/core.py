@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from hotstart.engine.block_manager import BlockManager
 from hotstart.engine.model_runner import StepResult
 from hotstart.engine.request import Request, Status
-from hotstart.engine.scheduler import Scheduler, Step
+from hotstart.engine.scheduler import Scheduler
 from hotstart.messages import (
     EngineStats,
     FinishReason,
@@ -63,6 +63,10 @@ class Engine:
             self.scheduler.finish(request, FinishReason.ABORT)
             self.executor.forget(request)
 
+    def status(self) -> StepOutput:
+        """No tokens, only the gauges: for when requests ended without a step."""
+        return StepOutput(ids=b"", tokens=b"", finish=b"", stats=self._stats(0))
+
     def step(self) -> StepOutput | None:
         """Fill the pipeline, then collect its oldest step; None when nothing was in flight."""
         at = self._clock()
@@ -109,7 +113,7 @@ class Engine:
             stop_ids=stop_ids,
             logprobs=result.logprobs,
             prompt_logprobs=self._prompt_logprobs(result),
-            stats=self._stats(result.step),
+            stats=self._stats(result.step.num_tokens),
         )
 
     def _prompt_logprobs(self, result: StepResult) -> list[PromptLogprobs]:
@@ -125,7 +129,7 @@ class Engine:
                 request.prompt_logprobs = None
         return done
 
-    def _stats(self, step: Step) -> EngineStats:
+    def _stats(self, step_tokens: int) -> EngineStats:
         scheduler = self.scheduler
         return EngineStats(
             running=len(scheduler.running),
@@ -134,5 +138,5 @@ class Engine:
             preemptions=scheduler.preemptions,
             prefix_queries=scheduler.blocks.queries,
             prefix_hits=scheduler.blocks.hits,
-            step_tokens=step.num_tokens,
+            step_tokens=step_tokens,
         )

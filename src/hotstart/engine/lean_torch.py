@@ -5,8 +5,9 @@ that no forward pass uses. :func:`import_torch` puts placeholders for them into 
 first access to an attribute, or the import of a submodule, loads the real package in place, so
 code that needs one finds it. Nothing is patched and nothing is taken away.
 
-Off with ``HOTSTART_LEAN_TORCH=0``, and when torch is imported already. A torch that reacts badly
-costs a plain import, never a start: every error falls back.
+Off with ``HOTSTART_LEAN_TORCH=0``, and when torch is imported already. There is no falling back in
+the same process: torch's native part cannot be initialised twice. A torch that reacts badly ends
+the start with an error that names the switch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+
+from hotstart.errors import EngineError
 
 DEFERRED = frozenset(
     {
@@ -46,29 +49,34 @@ DEFERRED = frozenset(
     }
 )
 
+_META = "torch._meta_registrations"
+"""torch._dynamo (which optimizers import too) relies on the order in which this one imports others."""
+
 
 def import_torch() -> str:
-    """Import torch; returns how, for the log: ``lean``, or ``plain`` and why."""
+    """Import torch; returns how, for the log: ``lean``, or ``plain`` and why.
+
+    Raises EngineError when the lean import fails.
+    """
     if "torch" in sys.modules:
         return "already imported"
     if os.environ.get("HOTSTART_LEAN_TORCH") == "0":
         _import()
         return "plain (HOTSTART_LEAN_TORCH=0)"
-    finder = _DeferringFinder(DEFERRED)
-    sys.meta_path.insert(0, finder)
+    sys.meta_path.insert(0, _DeferringFinder(DEFERRED))
     try:
         _import()
     except Exception as error:
-        sys.meta_path.remove(finder)
-        for name in [n for n in sys.modules if n.partition(".")[0] in ("torch", "torchgen")]:
-            del sys.modules[name]
-        _import()
-        return f"plain (lean import failed: {error})"
+        raise EngineError(
+            f"torch could not be imported: {type(error).__name__}: {error}",
+            advice="Check that `python -c 'import torch'` works; if it does, set HOTSTART_LEAN_TORCH=0",
+        ) from error
     return "lean"
 
 
 def load_deferred() -> None:
-    """Load everything that was deferred: before torch.compile, transformers, or a debugger."""
+    """Load everything that was deferred, and defer nothing more: before torch.compile or transformers."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _DeferringFinder)]
     for module in list(sys.modules.values()):
         if type(module) is _Deferred:
             _load(module)
@@ -113,6 +121,21 @@ class _DeferringLoader:
         """Nothing yet."""
 
 
+class _Loaded:
+    """Hands out a module that is there already."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._spec = module.__spec__
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It ran; only its own spec has to be put back."""
+        module.__spec__ = self._spec
+
+
 class _DeferringFinder:
     """Finds the deferred names; a submodule of one loads its parent first."""
 
@@ -122,11 +145,16 @@ class _DeferringFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        parent = name.rpartition(".")[0]
-        if parent in self._names:
-            module = sys.modules.get(parent)
-            if type(module) is _Deferred:
-                _load(module)
+        parent = sys.modules.get(name.rpartition(".")[0])
+        if type(parent) is _Deferred:
+            _load(parent)
+            loaded = sys.modules.pop(name, None)
+            if loaded is not None:
+                # The parent has imported it just now. The import system looked before, and would run it
+                # again into a second module, unless it finds a loader that gives it the first.
+                return importlib.machinery.ModuleSpec(name, _Loaded(loaded))  # type: ignore[arg-type]
+        if name == "torch._dynamo" and type(meta := sys.modules.get(_META)) is _Deferred:
+            _load(meta)
         if name not in self._names or name in sys.modules:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)

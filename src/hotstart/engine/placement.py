@@ -104,6 +104,8 @@ class CpuPlacement:
 
     def weights(self, prepared: Prepared, progress: Callable[[int], None]) -> Weights:
         """See :class:`Placement`."""
+        if prepared.config.load.load_format == "dummy":
+            return _RandomWeights(prepared)
         from hotstart.loading.image import Image
 
         image = Image(prepared.checkpoint, strategy=prepared.config.load.read_strategy, progress=progress)
@@ -160,6 +162,36 @@ class _ImageWeights:
         return ImageStore(self._image, list(matched.loads), aliases, getattr(torch, matched.dtype))
 
 
+class _RandomWeights:
+    """:class:`Weights` that nobody reads."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.total = prepared.matched.nbytes
+        self._prepared = prepared
+
+    def start(self, done: Callable[[object], None] = lambda report: None) -> None:
+        """See :class:`Weights`."""
+        done("random values")
+
+    def wait(self) -> object:
+        """See :class:`Weights`."""
+        return "random values"
+
+    def describe(self) -> str:
+        """See :class:`Weights`."""
+        return "--load-format dummy"
+
+    def store(self) -> Store:
+        """See :class:`Weights`."""
+        import torch
+
+        from hotstart.loading.random_store import RandomStore
+
+        p = self._prepared
+        dtype = getattr(torch, p.matched.dtype)
+        return RandomStore(p.family.specs(p.geometry), dtype, p.placement.device(), p.config.model.seed)
+
+
 class CudaPlacement:
     """See :class:`Placement`. The context is created by :meth:`weights`, beside the import of torch."""
 
@@ -185,6 +217,8 @@ class CudaPlacement:
         """See :class:`Placement`."""
         device = open_device(self.choice)
         self._free = device.memory().free
+        if prepared.config.load.load_format == "dummy":
+            return _RandomWeights(prepared)
         return _ArenaWeights(device, prepared, progress)
 
     def device(self) -> torch.device:

@@ -145,6 +145,8 @@ def _take(link: Link, engine: Engine, *, block: bool) -> None:
         elif isinstance(message, AbortRequests):
             for request_id in message.ids:
                 engine.abort(request_id)
+            if not engine.has_work:
+                link.send(engine.status())
         elif isinstance(message, Control):
             ok = message.op == "reset_prefix_cache" and engine.blocks.reset()
             link.send(ControlDone(message.op, ok))

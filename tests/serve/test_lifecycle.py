@@ -1,0 +1,185 @@
+"""``hotstart serve`` from spawn to end, with real processes and a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from running_server import RunningServer, alive, load_json, run_to_end, until_gone
+
+Model = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with RunningServer(tiny_model(), log=log) as running:
+        yield running.until_ready()
+
+
+def test_a_request_that_comes_early_is_held_and_becomes_the_first_step(
+    tiny_model: Model, tmp_path: Path
+) -> None:
+    with RunningServer(tiny_model(), log=tmp_path / "log") as server:
+        server.until(lambda: server.get_status("/livez") == 200)
+        assert server.get_status("/v1/models") == 503
+        assert server.get_status("/health") == 503
+        assert server.complete()["usage"]["completion_tokens"] == 8
+        assert server.get_status("/health") == 200
+    assert "held request" in server.output
+
+
+def test_a_server_that_nobody_asks_becomes_ready_by_a_probe(server: RunningServer) -> None:
+    assert "probe" in server.output
+    assert server.http.get("/v1/models").json()["data"][0]["id"] == "tiny"
+
+
+def test_the_timeline_is_logged_served_and_written(tiny_model: Model, tmp_path: Path) -> None:
+    target = tmp_path / "startup.json"
+    with RunningServer(tiny_model(), "--startup-json", str(target), log=tmp_path / "log") as server:
+        server.until_ready()
+        live = server.http.get("/startup.json").json()
+        metrics = server.http.get("/metrics").text
+        server.until(target.exists)
+    names = {phase["name"] for phase in load_json(target)["phases"]}
+    assert {"import torch", "read weights", "build model", "first step", "check"} <= names
+    assert {phase["name"] for phase in live["phases"]} >= names
+    assert "hotstart:startup_phase_seconds" in metrics
+    for name in names:
+        assert name in server.output
+
+
+def test_weights_are_read_while_torch_is_imported(server: RunningServer) -> None:
+    phases = {phase["name"]: phase for phase in server.http.get("/startup.json").json()["phases"]}
+    assert phases["read headers"]["start"] < phases["import torch"]["end"]
+    assert phases["read weights"]["start"] < phases["build model"]["start"]
+
+
+def test_the_same_text_alone_and_beside_others(server: RunningServer) -> None:
+    prompts = [f"Prompt number {n} " * (n + 1) for n in range(6)]
+    alone = [server.complete(p, max_tokens=24)["choices"][0]["text"] for p in prompts]
+    together: dict[str, str] = {}
+
+    def ask(prompt: str) -> None:
+        together[prompt] = server.complete(prompt, max_tokens=24)["choices"][0]["text"]
+
+    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in prompts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [together[prompt] for prompt in prompts] == alone
+
+
+def test_a_client_that_goes_away_frees_its_request(server: RunningServer) -> None:
+    body = {"model": "tiny", "prompt": "Go", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        next(response.iter_lines())
+    server.until(lambda: server.metric("vllm:num_requests_running") == 0)
+    server.until(lambda: server.metric("vllm:kv_cache_usage_perc") == 0)
+
+
+def test_sigterm_lets_running_requests_finish(tiny_model: Model, tmp_path: Path) -> None:
+    with RunningServer(tiny_model(), log=tmp_path / "log") as server:
+        server.until_ready()
+        texts: list[str] = []
+        body = {"model": "tiny", "prompt": "Go", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        with server.http.stream("POST", "/v1/completions", json=body) as response:
+            lines = (line for line in response.iter_lines() if line.startswith("data: "))
+            texts.append(next(lines))
+            server.process.send_signal(signal.SIGTERM)
+            texts += list(lines)
+        assert texts[-1] == "data: [DONE]"
+        assert json.loads(texts[-2][6:])["choices"][0]["finish_reason"] == "length"
+        engine = server.engine_pid
+        assert server.process.wait(60) == 0
+        assert not engine or not alive(engine)
+
+
+def test_sigterm_before_ready_ends_at_once_with_143(tiny_model: Model, tmp_path: Path) -> None:
+    with RunningServer(tiny_model(), log=tmp_path / "log") as server:
+        server.until(lambda: server.engine_pid != 0)
+        engine = server.engine_pid
+        assert server.terminate() in (143, -signal.SIGTERM)
+        until_gone(engine)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_the_cause_of_a_dead_engine_is_in_the_last_lines(
+    tiny_model: Model, tmp_path: Path, number: signal.Signals
+) -> None:
+    with RunningServer(tiny_model(), log=tmp_path / "log") as server:
+        server.until_ready()
+        os.kill(server.engine_pid, number)
+        assert server.process.wait(60) == 6
+    last = "\n".join(server.output.splitlines()[-5:])
+    assert number.name in last
+    assert "Traceback" not in last
+
+
+def test_an_engine_that_dies_while_loading_is_named(tiny_model: Model, tmp_path: Path) -> None:
+    with RunningServer(tiny_model(), log=tmp_path / "log") as server:
+        server.until(lambda: server.engine_pid != 0)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        assert server.process.wait(60) == 6
+    assert "SIGKILL" in "\n".join(server.output.splitlines()[-5:])
+
+
+def test_kills_at_random_moments_leave_no_process_behind(tiny_model: Model, tmp_path: Path) -> None:
+    rng = random.Random(7)
+    for turn in range(8):
+        with RunningServer(tiny_model(), log=tmp_path / f"log{turn}") as server:
+            server.until(lambda: server.engine_pid != 0)
+            engine = server.engine_pid
+            pause = threading.Event()
+            pause.wait(rng.uniform(0.0, 1.5))
+            victim = server.process.pid if turn % 2 else engine
+            if alive(victim):
+                os.kill(victim, signal.SIGKILL)
+            server.process.wait(60)
+            until_gone(engine)
+
+
+def test_a_taken_port_fails_before_anything_is_read(tiny_model: Model, tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        code, output = run_to_end(tiny_model(), "--port", str(port))
+    assert code == 2
+    assert f"127.0.0.1:{port} is taken by" in output
+    assert f"pid {os.getpid()}" in output
+    assert "Traceback" not in output
+
+
+def test_a_failed_check_ends_both_processes(tmp_path: Path) -> None:
+    code, output = run_to_end(tmp_path / "nowhere")
+    assert code == 3
+    assert "nowhere" in output
+    assert "Traceback" not in output
+
+
+def test_a_unix_socket_serves_and_is_replaced_after_a_kill(tiny_model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "hotstart.sock"
+    for turn in range(2):
+        with RunningServer(tiny_model(), "--uds", str(path), log=tmp_path / f"log{turn}") as server:
+            server.until(path.exists)
+            with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as http:
+                deadline = time.monotonic() + 60
+                while time.monotonic() < deadline:
+                    try:
+                        if http.get("/health").status_code == 200:
+                            break
+                    except httpx.TransportError:
+                        pass
+                assert http.get("/health").status_code == 200
