@@ -17,7 +17,7 @@ import pytest
 import tokenizers
 
 from hotstart.checkpoint.base import ModelFiles
-from hotstart.config.settings import Config, HttpConfig, ModelConfig, SchedulerConfig
+from hotstart.config.settings import Config, HttpConfig, LogConfig, ModelConfig, SchedulerConfig
 from hotstart.frontend.server import serve
 from hotstart.frontend.start import Text, load_text
 from hotstart.frontend.startup import Checked, Startup
@@ -213,6 +213,7 @@ class _launcher:
         self,
         *,
         http: dict[str, Any] | None = None,
+        log: dict[str, Any] | None = None,
         model: dict[str, Any] | None = None,
         max_queued_requests: int = 1024,
         context: int | None = CONTEXT,
@@ -221,6 +222,7 @@ class _launcher:
         config = Config(
             model=ModelConfig(**{"model": "tiny", "served_model_name": ("tiny",), **(model or {})}),
             http=HttpConfig(**(http or {})),
+            log=LogConfig(**(log or {})),
             scheduler=SchedulerConfig(max_queued_requests=max_queued_requests),
         )
         files = self._files

@@ -17,7 +17,7 @@ log = logging.getLogger("hotstart.frontend")
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_WHERE = re.compile(r"^(?P<what>.*?) - at `\$\.?(?P<path>.*?)`$", re.DOTALL)
+_WHERE = re.compile(r"^(?P<what>.*?) - at (?:`key` in )?`\$\.?(?P<path>.*?)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`$")
 _LOGGED_AT_MOST = 256
 _logged: set[str] = set()
@@ -57,10 +57,8 @@ def parse(body: bytes, kind: type[T]) -> T:
         raw = _raw_fields.decode(body)
     except msgspec.ValidationError:
         raise ApiError(400, "The body must be a JSON object.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ApiError(400, f"The body is not valid JSON: {error}.") from None
-    except RecursionError:
-        raise ApiError(400, "The body is nested too deeply.") from None
     decoder, known = _decoder(kind)
     for name in raw.keys() - known:
         reason = refusal(name, raw[name])
@@ -71,8 +69,8 @@ def parse(body: bytes, kind: type[T]) -> T:
         request: T = decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _named(str(error)) from None
-    except (UnicodeDecodeError, RecursionError):
-        raise ApiError(400, "The body is not valid UTF-8, or is nested too deeply.") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ApiError(400, f"The body cannot be read: {error}.") from None
     return request
 
 

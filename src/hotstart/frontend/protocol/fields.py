@@ -6,7 +6,7 @@ null for "default".
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -37,7 +37,7 @@ BiasKey = Annotated[str, Meta(pattern="^[0-9]{1,10}$")]
 LogitBias = Annotated[dict[BiasKey, Bias], Meta(max_length=1024)]
 LogprobsCount = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Label = Annotated[str, Meta(max_length=512)]
-TemplateKwargs = Annotated[dict[str, object], Meta(max_length=256)]
+TemplateKwargs = Annotated[dict[str, Any], Meta(max_length=256)]
 
 _NOTHING = frozenset((b"null", b"false", b"[]", b"{}", b'""'))
 

@@ -1,0 +1,250 @@
+"""Wrong requests get OpenAI's error body, a 4xx, and the name of the field."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import openai
+import pytest
+
+from .conftest import CONTEXT, Launch, Running
+from .fake_engine import PATIENCE
+
+PROMPT: dict[str, Any] = {"prompt": "the"}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+def refusal(server: Running, path: str, body: Any, status: int = 400) -> dict[str, Any]:
+    with server.client() as client:
+        response = client.post(path, json=body)
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == status
+    return error
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", "16"),
+        ("max_tokens", -1),
+        ("max_tokens", 0),
+        ("temperature", -0.5),
+        ("temperature", "hot"),
+        ("top_p", 0),
+        ("top_p", 1.5),
+        ("top_k", -2),
+        ("min_p", 2),
+        ("n", 0),
+        ("n", 1000),
+        ("presence_penalty", 3),
+        ("repetition_penalty", 0),
+        ("seed", 2**70),
+        ("min_tokens", 17),
+        ("stop", ["x"] * 10_000),
+        ("stop", [""]),
+        ("stop", 5),
+        ("stop_token_ids", ["x"]),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"5": 1000}),
+        ("logit_bias", {"400": 1}),
+        ("logprobs", 21),
+        ("prompt_logprobs", -1),
+        ("stream", "yes"),
+        ("stream_options", {"include_usage": True}),
+        ("prompt", None),
+        ("prompt", {}),
+        ("prompt", []),
+        ("prompt", [1, "x"]),
+        ("prompt", [[1], "x"]),
+        ("prompt", [-1]),
+        ("prompt", [400]),
+        ("prompt", [[]]),
+        ("prompt", [2**40]),
+    ],
+)
+def test_a_wrong_value_names_its_field(server: Running, field: str, value: Any) -> None:
+    error = refusal(server, "/v1/completions", {**PROMPT, field: value})
+    assert str(error["param"]).startswith(field)
+    assert server.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ("hello", "messages"),
+        ([{"content": "hello"}], "messages[0].role"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            "messages[0].content[0].type",
+        ),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+    ],
+)
+def test_a_wrong_message_is_named(server: Running, messages: Any, param: str) -> None:
+    assert refusal(server, "/v1/chat/completions", {"messages": messages})["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        ("/v1/completions", "suffix", "end"),
+        ("/v1/completions", "best_of", 2),
+        ("/v1/completions", "use_beam_search", True),
+        ("/v1/completions", "guided_regex", "a+"),
+        ("/v1/completions", "truncate_prompt_tokens", 5),
+        ("/v1/chat/completions", "tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("/v1/chat/completions", "tool_choice", "required"),
+        ("/v1/chat/completions", "response_format", {"type": "json_object"}),
+        ("/v1/chat/completions", "guided_json", {"type": "object"}),
+        ("/v1/chat/completions", "structured_outputs", {"regex": "a+"}),
+        ("/v1/chat/completions", "audio", {"voice": "x"}),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(server: Running, path: str, field: str, value: Any) -> None:
+    body = CHAT if "chat" in path else PROMPT
+    error = refusal(server, path, {**body, field: value})
+    assert error["param"] == field
+    assert "not supported" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"tools": []},
+        {"tools": None, "tool_choice": "auto"},
+        {"tool_choice": "none"},
+        {"response_format": {"type": "text"}},
+        {"best_of": 1},
+        {"use_beam_search": False},
+    ],
+)
+def test_neutral_values_of_unsupported_fields_are_accepted(server: Running, extra: dict[str, Any]) -> None:
+    server.engine.answer_with([5])
+    assert server.ask("/v1/chat/completions", **CHAT, **extra).result(PATIENCE).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {**CHAT, "top_logprobs": 2},
+        {**CHAT, "logprobs": True, "top_logprobs": 50},
+        {**CHAT, "continue_final_message": True},
+        {**CHAT, "max_completion_tokens": 0},
+        {**CHAT, "stream": True, "prompt_logprobs": 1},
+    ],
+)
+def test_contradictions_in_a_chat_are_refused(server: Running, body: dict[str, Any]) -> None:
+    assert refusal(server, "/v1/chat/completions", body)["param"] in body
+
+
+def test_an_unknown_field_is_logged_once_and_ignored(
+    server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.engine.answer_with([5])
+    with caplog.at_level(logging.WARNING, "hotstart.frontend"):
+        for _ in range(2):
+            answer = server.ask("/v1/completions", **PROMPT, no_such_field=1).result(PATIENCE)
+            assert answer.status_code == 200
+    assert [record for record in caplog.messages if "no_such_field" in record] == [
+        "the request field 'no_such_field' is unknown and ignored (logged once)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b'"x"',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": NaN}',
+        b'{"a":' * 5000,
+        b'{"prompt": ' + b"[" * 5000,
+    ],
+)
+def test_a_body_that_is_no_json_object_is_refused(server: Running, body: bytes) -> None:
+    with server.client() as client:
+        answer = client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "BadRequestError"
+
+
+def test_a_body_over_the_limit_is_refused_with_or_without_its_length(launch: Launch) -> None:
+    server = launch(http={"max_body_bytes": 100})
+    server.make_ready()
+    headers = {"Content-Type": "application/json"}
+    with server.client() as client:
+        announced = client.post("/v1/completions", content=b"x" * 200, headers=headers)
+        chunked = client.post("/v1/completions", content=iter([b"x" * 60] * 4), headers=headers)
+    assert (announced.status_code, chunked.status_code) == (413, 413)
+
+
+def test_a_form_is_not_json(server: Running) -> None:
+    with server.client() as client:
+        answer = client.post("/v1/completions", data={"prompt": "the"})
+    assert answer.status_code == 415
+    assert "application/json" in answer.json()["error"]["message"]
+
+
+def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers(server: Running) -> None:
+    message = refusal(server, "/v1/completions", {"prompt": [5] * CONTEXT})["message"]
+    assert f"maximum context length is {CONTEXT} tokens" in message
+    assert f"{CONTEXT} input tokens" in message
+
+
+def test_more_tokens_than_the_context_has_are_refused_with_the_numbers(server: Running) -> None:
+    error = refusal(server, "/v1/completions", {"prompt": [5] * 10, "max_tokens": CONTEXT})
+    assert error["param"] == "max_tokens"
+    assert f"{CONTEXT + 10} tokens (10 in the input, {CONTEXT} in the output)" in error["message"]
+
+
+def test_a_huge_prompt_is_refused_without_encoding_it(server: Running) -> None:
+    assert (
+        "maximum context length" in refusal(server, "/v1/completions", {"prompt": "x" * 2_000_000})["message"]
+    )
+
+
+def test_an_unknown_model_is_not_found(server: Running) -> None:
+    error = refusal(server, "/v1/completions", {**PROMPT, "model": "gpt-5"}, 404)
+    assert (error["type"], error["param"]) == ("NotFoundError", "model")
+    assert "`gpt-5` does not exist" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/embeddings", 404),
+        ("POST", "/nowhere", 404),
+        ("GET", "/v1/completions/", 404),
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/models/gpt-5", 404),
+    ],
+)
+def test_unknown_routes_and_methods_have_openais_body(
+    server: Running, method: str, path: str, status: int
+) -> None:
+    with server.client() as client:
+        answer = client.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == status
+
+
+def test_the_official_client_raises_its_own_errors(server: Running) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.completions.create(model="gpt-5", prompt="the")
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.completions.create(model="tiny", prompt="the", temperature=-1)
