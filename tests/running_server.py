@@ -108,10 +108,12 @@ class RunningServer:
         return self.process.wait(DEADLINE)
 
 
-def run_to_end(model: Path | str, *flags: str, env: dict[str, str] | None = None) -> tuple[int, str]:
+def run_to_end(
+    model: Path | str, *flags: str, port: int = 0, env: dict[str, str] | None = None
+) -> tuple[int, str]:
     """Exit code and output of a start that is expected to end by itself, leaving nothing behind."""
     with subprocess.Popen(
-        command(model, free_port(), *flags),
+        command(model, port or free_port(), *flags),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -138,9 +140,9 @@ def engines_of(pid: int) -> list[int]:
 
 
 def command(model: Path | str, port: int, *flags: str) -> list[str]:
-    """The command line of a server on loopback."""
-    start = [sys.executable, "-m", "hotstart", "serve", str(model)]
-    return [*start, "--host", "127.0.0.1", "--port", str(port), *flags]
+    """The command line of a server on loopback, or on a unix socket if the flags say so."""
+    start = [sys.executable, "-m", "hotstart", "serve", str(model), *flags]
+    return start if "--uds" in flags else [*start, "--host", "127.0.0.1", "--port", str(port)]
 
 
 def free_port() -> int:

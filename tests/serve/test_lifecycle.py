@@ -155,7 +155,7 @@ def test_a_taken_port_fails_before_anything_is_read(tiny_model: Model, tmp_path:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = holder.getsockname()[1]
-        code, output = run_to_end(tiny_model(), "--port", str(port))
+        code, output = run_to_end(tiny_model(), port=port)
     assert code == 2
     assert f"127.0.0.1:{port} is taken by" in output
     assert f"pid {os.getpid()}" in output
