@@ -26,20 +26,7 @@ class RunningServer:
         self.log = log
         self._file = log.open("wb")
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "hotstart",
-                "serve",
-                str(model),
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(self.port),
-                "--served-model-name",
-                "tiny",
-                *flags,
-            ],
+            command(model, self.port, "--served-model-name", "tiny", *flags),
             stdin=subprocess.DEVNULL,
             stdout=self._file,
             stderr=subprocess.STDOUT,
