@@ -12,6 +12,7 @@ the start with an error that names the switch.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.machinery
 import os
@@ -133,7 +134,8 @@ class _Loaded:
 
     def exec_module(self, module: ModuleType) -> None:
         """It ran; only its own spec has to be put back."""
-        module.__spec__ = self._spec
+        with contextlib.suppress(AttributeError):  # torch's configuration modules refuse, as they did ours
+            module.__spec__ = self._spec
 
 
 class _DeferringFinder:
