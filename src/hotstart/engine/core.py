@@ -17,6 +17,7 @@ from hotstart.messages import (
     PromptLogprobs,
     Scheduled,
     StepOutput,
+    TokenLogprobs,
 )
 from hotstart.parallel.base import Executor
 
@@ -86,6 +87,8 @@ class Engine:
     def _output(self, result: StepResult) -> StepOutput:
         ids, tokens, finish = array("q"), array("i"), bytearray()
         stop_ids: dict[int, int] = {}
+        logprobs: dict[int, TokenLogprobs] = {}
+        prompt_logprobs = self._prompt_logprobs(result)
         for entry in result.step.entries:
             request = entry.request
             if request.status is Status.FINISHED:
@@ -98,6 +101,8 @@ class Engine:
                 ids.append(request.id)
                 tokens.append(token)
                 finish.append(reason)
+                if request.id in result.logprobs:
+                    logprobs[request.id] = result.logprobs[request.id]
                 if reason is FinishReason.STOP and token not in request.eos_ids:
                     stop_ids[request.id] = token
             if request.status is Status.RUNNING:
@@ -111,8 +116,8 @@ class Engine:
             tokens=tokens.tobytes(),
             finish=bytes(finish),
             stop_ids=stop_ids,
-            logprobs=result.logprobs,
-            prompt_logprobs=self._prompt_logprobs(result),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             stats=self._stats(result.step.num_tokens),
         )
 
@@ -121,8 +126,10 @@ class Engine:
         done = []
         for entry in result.step.entries:
             request = entry.request
-            if request.prompt_logprobs is None:
+            if request.prompt_logprobs is None or request.status is Status.FINISHED:
                 continue
+            # What a preempted request had of them is computed again.
+            del request.prompt_logprobs[entry.start + 1 :]
             request.prompt_logprobs += result.prompt_logprobs.get(request.id, [])
             if len(request.prompt_logprobs) >= request.num_prompt:
                 done.append(PromptLogprobs(request.id, request.prompt_logprobs))
