@@ -15,6 +15,9 @@ from hotstart.attention.base import AttentionSpec, BatchPlan
 from hotstart.models.base import Geometry, Model
 from hotstart.models.registry import family_for
 
+# Matrices are tiny here: meeting at a barrier costs more than a second thread gives.
+torch.set_num_threads(1)
+
 
 class LoadedStore:
     """Slots from a directory; ``parts``: several stored tensors of a slot stay apart."""
