@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -334,3 +336,8 @@ def test_a_plan_copies_each_byte_to_its_place_and_reads_none_twice(
             assert copied.get(n, 0) == start
             copied[n] = start + copy.nbytes
     assert copied == {n: size for n, (size, _) in enumerate(sizes) if size}
+
+
+def test_arena_and_ring_import_without_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import hotstart.loading.ring, hotstart.device.cuda"
+    subprocess.run([sys.executable, "-c", code], check=True)
