@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ torch.set_num_threads(1)
 class LoadedStore:
     """Slots from a directory; ``parts``: several stored tensors of a slot stay apart."""
 
-    def __init__(self, directory: Path, *, dtype: torch.dtype, parts: bool) -> None:
+    def __init__(self, directory: Path, *, dtype: torch.dtype, parts: bool, device: str = "cpu") -> None:
         config = json.loads((directory / "config.json").read_text())
         family = family_for(config)
         stored: dict[str, Tensor] = {}
@@ -34,7 +36,7 @@ class LoadedStore:
             if spec.alias_of:
                 self.aliases[spec.slot] = spec.alias_of
                 continue
-            tensor = stored.pop(next(name for name in spec.stored if name in stored)).to(dtype)
+            tensor = stored.pop(next(name for name in spec.stored if name in stored)).to(device, dtype)
             assert tuple(tensor.shape) == spec.shape
             rows.setdefault(spec.slot, []).append((spec.at, tensor))
         assert not stored, f"tensors that no spec names: {sorted(stored)}"
@@ -87,7 +89,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
     group = spec.heads // spec.kv_heads
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", q, k) * spec.scale
-    distance = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))[None]
+    position = torch.arange(len(k), device=q.device)
+    distance = position[len(k) - len(q) :, None] - position
     hidden = distance < 0
     if spec.window:
         hidden |= distance >= spec.window
@@ -111,15 +114,23 @@ class Sequence:
 class Runner:
     """Runs a model directory: any mix of sequences in a step, prompts in chunks if asked."""
 
-    def __init__(self, directory: Path, *, dtype: torch.dtype = torch.float32, parts: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        parts: bool = False,
+        device: str = "cpu",
+    ) -> None:
+        self.device = device
         config = json.loads((directory / "config.json").read_text())
         family = family_for(config)
         self.geometry: Geometry = family.geometry(config)
         self.model: Model = family.build(
             self.geometry,
-            LoadedStore(directory, dtype=dtype, parts=parts),
+            LoadedStore(directory, dtype=dtype, parts=parts, device=device),
             dtype=dtype,
-            device=torch.device("cpu"),
+            device=torch.device(device),
             max_positions=self.geometry.max_position_embeddings,
         )
 
@@ -164,6 +175,19 @@ class Runner:
                 tables=[[number] for number, _, _ in batch],
             )
         )
-        return self.model.forward(
-            torch.tensor(ids), torch.tensor(positions), attention, meta, torch.tensor(lengths)
-        )
+        inputs = [torch.tensor(values, device=self.device) for values in (ids, positions, lengths)]
+        with _no_waiting(self.device):
+            return self.model.forward(inputs[0], inputs[1], attention, meta, inputs[2])
+
+
+@contextmanager
+def _no_waiting(device: str) -> Iterator[None]:
+    """On CUDA, whatever waits for the device inside is an error."""
+    if device != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
