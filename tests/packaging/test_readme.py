@@ -1,0 +1,56 @@
+"""The READMEs promise nothing that is not there, leave nothing out, and say the same in both languages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hotstart.config.flags import IMPLEMENTED
+from hotstart.config.table import SERVE
+from hotstart.frontend import openapi
+from hotstart.models.registry import ARCHITECTURES
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "README.zh-CN.md")
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+)
+
+
+@pytest.fixture(params=PAGES)
+def page(request: pytest.FixtureRequest) -> str:
+    return (ROOT / request.param).read_text(encoding="utf-8")
+
+
+def test_flags_of_serve_exist_and_are_implemented(page: str) -> None:
+    table = [line for line in page.splitlines() if line.startswith("|") and "`--" in line]
+    named = {flag for line in table for flag in re.findall(r"`(-[-a-zA-Z]+)`", line)}
+    implemented = {name for row in SERVE.rows() if row.verdict is IMPLEMENTED for name in row.names}
+    assert len(named) > 20
+    assert named <= implemented
+
+
+def test_every_architecture_is_listed_and_no_other(page: str) -> None:
+    assert set(re.findall(r"`(\w+ForCausalLM)`", page)) == set(ARCHITECTURES)
+
+
+def test_every_endpoint_is_listed(page: str) -> None:
+    listed = set(re.findall(r"(?<=[ `])(/[\w./{}]+)(?=`)", page))
+    assert set(openapi.document()["paths"]) <= listed
+
+
+def test_commands_and_names_are_the_same_in_both_languages() -> None:
+    english, chinese = ((ROOT / name).read_text(encoding="utf-8") for name in PAGES)
+    code = re.compile(r"`([^`\n]+)`")
+    assert code.findall(english) == code.findall(chinese)
+    assert english.count("\n## ") == chinese.count("\n## ")
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_between_pages_lead_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
+    missing = [target for target in targets if not (ROOT / name).parent.joinpath(target).exists()]
+    assert not missing
