@@ -181,7 +181,7 @@ Launch = Callable[..., Running]
 @pytest.fixture
 def launch(files: ModelFiles) -> Iterator[Launch]:
     """Start a frontend that is still loading; keyword arguments are fields of the settings."""
-    with _launcher(files) as start:
+    with running_servers(files) as start:
         yield start
 
 
@@ -193,7 +193,9 @@ def server(launch: Launch) -> Running:
     return running
 
 
-class _launcher:
+class running_servers:
+    """``with running_servers(files) as launch``: ends what ``launch`` started."""
+
     def __init__(self, files: ModelFiles) -> None:
         self._files = files
         self._running: list[Running] = []

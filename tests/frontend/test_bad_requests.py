@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from .conftest import CONTEXT, Launch, Running
+from hotstart.checkpoint.base import ModelFiles
+
+from .conftest import CONTEXT, Launch, Running, running_servers
 from .fake_engine import PATIENCE
 
 PROMPT: dict[str, Any] = {"prompt": "the"}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.fixture(scope="module")
+def server(files: ModelFiles) -> Iterator[Running]:
+    """One for all: what is refused leaves no trace."""
+    with running_servers(files) as launch:
+        running = launch()
+        running.make_ready()
+        running.engine.answer_with([5])
+        yield running
 
 
 def refusal(server: Running, path: str, body: Any, status: int = 400) -> dict[str, Any]:
@@ -66,9 +79,10 @@ def refusal(server: Running, path: str, body: Any, status: int = 400) -> dict[st
     ],
 )
 def test_a_wrong_value_names_its_field(server: Running, field: str, value: Any) -> None:
+    before = len(server.engine.requests)
     error = refusal(server, "/v1/completions", {**PROMPT, field: value})
     assert str(error["param"]).startswith(field)
-    assert server.engine.requests == []
+    assert len(server.engine.requests) == before
 
 
 @pytest.mark.parametrize(
@@ -129,7 +143,6 @@ def test_what_is_not_supported_is_refused_by_name(server: Running, path: str, fi
     ],
 )
 def test_neutral_values_of_unsupported_fields_are_accepted(server: Running, extra: dict[str, Any]) -> None:
-    server.engine.answer_with([5])
     assert server.ask("/v1/chat/completions", **CHAT, **extra).result(PATIENCE).status_code == 200
 
 
@@ -150,7 +163,6 @@ def test_contradictions_in_a_chat_are_refused(server: Running, body: dict[str, A
 def test_an_unknown_field_is_logged_once_and_ignored(
     server: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.engine.answer_with([5])
     with caplog.at_level(logging.WARNING, "hotstart.frontend"):
         for _ in range(2):
             answer = server.ask("/v1/completions", **PROMPT, no_such_field=1).result(PATIENCE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from hotstart.frontend.answering import event
 from hotstart.frontend.context import Frontend, vocab_size
@@ -170,9 +170,9 @@ class CompletionAnswer:
             return text
         return self._tokenizer.decode(ids, skip_special_tokens=self._request.skip_special_tokens is not False)
 
-    def _prompt_logprobs(self, choice: Choice) -> PromptLogprobsBody | UnsetType | None:
+    def _prompt_logprobs(self, choice: Choice) -> PromptLogprobsBody | None:
         if self._request.prompt_logprobs is None or choice.prompt_logprobs is None:
-            return UNSET
+            return None
         return prompt_logprobs_body(self._names, choice.prompt_logprobs)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hotstart.frontend.chat_template import ChatTemplate, TemplateRefusedError
 from hotstart.frontend.errors import ApiError
 from hotstart.frontend.protocol.chat import ContentPart, Message, ToolCall
 from hotstart.frontend.startup import Checked
+
+if TYPE_CHECKING:  # jinja2 is imported only where there is a template
+    from hotstart.frontend.chat_template import ChatTemplate
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -40,7 +42,7 @@ def render_prompt(
             continue_final_message=continue_final_message,
             extra=template_kwargs,
         )
-    except TemplateRefusedError as error:
+    except ValueError as error:  # TemplateRefusedError is one
         raise ApiError(400, f"{error}.", param="messages") from None
 
 

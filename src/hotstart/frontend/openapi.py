@@ -80,7 +80,7 @@ def _operation(
     if response is not None:
         ok["content"] = {"application/json": {"schema": by_type[response]}}
         if response in _STREAMED:
-            ok["content"]["text/event-stream"] = {"schema": by_type[_STREAMED[response]]}
+            ok["content"]["text/event-stream"] = {"schema": _event(by_type[_STREAMED[response]])}
     error = {"application/json": {"schema": by_type[ErrorResponse]}}
     errors = [
         *statuses,
@@ -106,3 +106,9 @@ def _operation(
     if path.startswith("/v1"):
         operation["security"] = [{"key": []}, {}]
     return operation
+
+
+def _event(schema: dict[str, Any]) -> dict[str, Any]:
+    """A server-sent event whose data is JSON, in the words of OpenAPI 3.2; the last one is ``[DONE]``."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
+    return {"type": "object", "required": ["data"], "properties": {"data": data}}
