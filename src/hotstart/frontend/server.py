@@ -164,7 +164,8 @@ class _Lifecycle:
         frontend, startup = self._frontend, self._frontend.startup
         startup.drain()
         timeout = frontend.config.http.shutdown_timeout
-        log.info("stopping: %d requests may finish within %g s", frontend.gate.active, timeout)
+        if frontend.gate.active:
+            log.info("stopping: %d requests may finish within %g s", frontend.gate.active, timeout)
         idle = asyncio.ensure_future(frontend.gate.idle())
         idle.add_done_callback(lambda _: self.wake())
         deadline = time.monotonic() + timeout
