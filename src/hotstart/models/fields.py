@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any
 
 from hotstart.errors import HotstartError, ModelError, raise_all
@@ -105,6 +104,8 @@ class Fields:
 
 def nearest(name: object, known: tuple[str, ...] | list[str]) -> str:
     """``Did you mean 'X'?`` or nothing."""
+    from difflib import get_close_matches  # only for errors; a start does without it
+
     match = get_close_matches(str(name), known, n=1, cutoff=0.6)
     return f"Did you mean {match[0]!r}?" if match else ""
 
