@@ -71,7 +71,8 @@ class Sampler:
             for token, bias in params.logit_bias.items():
                 line[token] += bias
             if request.num_outputs < params.min_tokens:
-                banned = sorted(request.eos_ids | request.stop_ids)
+                # A stop id that the model does not have can never be sampled.
+                banned = sorted(t for t in request.eos_ids | request.stop_ids if t < line.shape[-1])
                 if banned:
                     line[torch.tensor(banned, device=self.device)] = _NEGATIVE_INFINITY
             if request.needs_host_state:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from hotstart.frontend.answering import event
-from hotstart.frontend.context import Frontend, vocab_size
+from hotstart.frontend.context import Frontend, check_ids, vocab_size
 from hotstart.frontend.conversation import render_prompt
 from hotstart.frontend.errors import ApiError
 from hotstart.frontend.generation import Choice, Delta, Generation
@@ -67,8 +67,7 @@ class Chat:
         )
         frontend.check_length(prompt, tokenizer)
         ids = await tokenizer.encode_async(prompt, add_special_tokens=bool(request.add_special_tokens))
-        if not ids:
-            raise ApiError(400, "The prompt is empty: it has no tokens.", param="messages")
+        check_ids(ids, checked, param="messages")
         params = _params(frontend, checked, request, len(ids))
         choices = [Choice(i, ids, per_choice(params, i), tokenizer, arrival) for i in range(request.n or 1)]
         return ChatAnswer(frontend, checked, request, model, f"chatcmpl-{request_id}", choices)
@@ -173,7 +172,7 @@ class ChatAnswer:
 
 
 def _params(frontend: Frontend, checked: Checked, request: ChatRequest, length: int) -> SamplingParams:
-    limit = frontend.config.model.max_logprobs
+    limit, size = frontend.config.model.max_logprobs, vocab_size(checked)
     defaults = checked.text.sampling_defaults
     newer = request.max_completion_tokens is not None
     return sampling_params(
@@ -186,9 +185,11 @@ def _params(frontend: Frontend, checked: Checked, request: ChatRequest, length: 
             default=defaults.get("max_new_tokens"),
             param="max_completion_tokens" if newer else "max_tokens",
         ),
-        logprobs=check_logprobs(request.top_logprobs or 0, limit=limit, param="top_logprobs")
+        logprobs=check_logprobs(request.top_logprobs or 0, limit=limit, vocab_size=size, param="top_logprobs")
         if request.logprobs
         else None,
-        prompt_logprobs=check_logprobs(request.prompt_logprobs, limit=limit, param="prompt_logprobs"),
-        vocab_size=vocab_size(checked),
+        prompt_logprobs=check_logprobs(
+            request.prompt_logprobs, limit=limit, vocab_size=size, param="prompt_logprobs"
+        ),
+        vocab_size=size,
     )

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from hotstart.frontend.answering import event
-from hotstart.frontend.context import Frontend, vocab_size
+from hotstart.frontend.context import Frontend, check_ids, vocab_size
 from hotstart.frontend.errors import ApiError
 from hotstart.frontend.generation import Choice, Delta, Generation
 from hotstart.frontend.logprobs import TokenNames, completion_logprobs, prompt_logprobs_body
@@ -180,7 +180,6 @@ async def _encode(
     frontend: Frontend, checked: Checked, request: CompletionRequest
 ) -> list[tuple[list[int], str | None]]:
     """Each prompt's ids, and its text where it was given as text."""
-    size = vocab_size(checked)
     tokenizer = checked.text.tokenizer
     encoded: list[tuple[list[int], str | None]] = []
     for prompt in _separate(request.prompt):
@@ -191,15 +190,8 @@ async def _encode(
             )
             encoded.append((ids, prompt))
         else:
-            if prompt and max(prompt) >= size:
-                raise ApiError(
-                    400,
-                    f"The prompt has token {max(prompt)}, but the vocabulary has {size} tokens.",
-                    param="prompt",
-                )
             encoded.append((prompt, None))
-        if not encoded[-1][0]:
-            raise ApiError(400, "The prompt is empty: it has no tokens.", param="prompt")
+        check_ids(encoded[-1][0], checked, param="prompt")
     return encoded
 
 
@@ -219,9 +211,11 @@ def _separate(prompt: str | list[str | int | list[int]]) -> list[str | list[int]
 
 
 def _params(frontend: Frontend, checked: Checked, request: CompletionRequest, length: int) -> SamplingParams:
-    limit = frontend.config.model.max_logprobs
-    logprobs = check_logprobs(request.logprobs, limit=limit, param="logprobs")
-    prompt_logprobs = check_logprobs(request.prompt_logprobs, limit=limit, param="prompt_logprobs")
+    limit, size = frontend.config.model.max_logprobs, vocab_size(checked)
+    logprobs = check_logprobs(request.logprobs, limit=limit, vocab_size=size, param="logprobs")
+    prompt_logprobs = check_logprobs(
+        request.prompt_logprobs, limit=limit, vocab_size=size, param="prompt_logprobs"
+    )
     if request.echo and logprobs is not None and prompt_logprobs is None:
         prompt_logprobs = logprobs
     defaults = checked.text.sampling_defaults
@@ -237,5 +231,5 @@ def _params(frontend: Frontend, checked: Checked, request: CompletionRequest, le
         max_tokens=bound_max_tokens(asked, prompt=length, context=frontend.context_length(), default=default),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        vocab_size=vocab_size(checked),
+        vocab_size=size,
     )

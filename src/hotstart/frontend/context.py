@@ -11,6 +11,7 @@ from hotstart.frontend.gate import Gate
 from hotstart.frontend.liveness import Liveness
 from hotstart.frontend.metrics import Metrics
 from hotstart.frontend.sampling import bound_max_tokens
+from hotstart.frontend.start import model_vocab_size
 from hotstart.frontend.startup import Checked, Startup
 from hotstart.frontend.tokenizer import Tokenizer
 from hotstart.timeline import Timeline
@@ -61,9 +62,17 @@ class Frontend:
             raise ApiError(429, f"{waiting} requests are waiting, and at most {limit} may.", retry_after=1)
 
 
+def check_ids(ids: list[int], checked: Checked, *, param: str) -> None:
+    """Refuse an empty prompt, and tokens that the model has no embedding for. Raises 400."""
+    if not ids:
+        raise ApiError(400, "The prompt is empty: it has no tokens.", param=param)
+    largest, size = max(ids), vocab_size(checked)
+    if largest >= size:
+        raise ApiError(
+            400, f"The prompt has token {largest}, but the vocabulary has {size} tokens.", param=param
+        )
+
+
 def vocab_size(checked: Checked) -> int:
     """Of the model's configuration, else of the tokenizer."""
-    text_config = checked.files.config.get("text_config")
-    nested = text_config.get("vocab_size") if isinstance(text_config, dict) else None
-    size = checked.files.config.get("vocab_size", nested)
-    return size if isinstance(size, int) else checked.text.tokenizer.backend.get_vocab_size()
+    return model_vocab_size(checked.files) or checked.text.tokenizer.backend.get_vocab_size()

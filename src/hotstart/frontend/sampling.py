@@ -85,11 +85,15 @@ def bound_max_tokens(
     return asked
 
 
-def check_logprobs(count: int | None, *, limit: int, param: str) -> int | None:
-    """``count`` within ``--max-logprobs``."""
-    if count is not None and count > limit:
+def check_logprobs(count: int | None, *, limit: int, vocab_size: int, param: str) -> int | None:
+    """``count`` within ``--max-logprobs`` (-1: no bound) and the vocabulary."""
+    if count is not None and 0 <= limit < count:
         raise ApiError(
             400, f"{param} {count} is larger than {limit}, the limit set by --max-logprobs.", param=param
+        )
+    if count is not None and count > vocab_size:
+        raise ApiError(
+            400, f"{param} {count} is more than the {vocab_size} tokens of the vocabulary.", param=param
         )
     return count
 

@@ -15,7 +15,16 @@ from hotstart.frontend.tokenizer import Tokenizer, load_tokenizer
 if TYPE_CHECKING:
     from hotstart.frontend.chat_template import ChatTemplate
 
-_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+_SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (1e-6, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-6, 100.0),
+    "max_new_tokens": (1, 2**31 - 1),
+}
+"""What a model may set for requests that leave it out: as for requests themselves."""
+_WHOLE = ("top_k", "max_new_tokens")
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,8 @@ class Text:
     """Why chat is refused, and what to do; empty when there is a template."""
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
     """Of generation_config.json and its overrides; ``max_new_tokens`` bounds what is not asked for."""
+    warning: str = ""
+    """Of tokens that only some requests would meet."""
 
 
 def load_text(files: ModelFiles, config: Config) -> Text:
@@ -39,8 +50,10 @@ def load_text(files: ModelFiles, config: Config) -> Text:
     tokenizer: Tokenizer | None = None
     template: ChatTemplate | None = None
     defaults: dict[str, Any] = {}
+    warning = ""
     try:
         tokenizer = load_tokenizer(files)
+        warning = _check_vocabulary(files, tokenizer)
     except HotstartError as error:
         problems.append(error)
     try:
@@ -53,7 +66,42 @@ def load_text(files: ModelFiles, config: Config) -> Text:
         problems.append(error)
     raise_all(problems)
     assert tokenizer is not None
-    return Text(tokenizer, template, "" if template else _no_template(files), defaults)
+    return Text(tokenizer, template, "" if template else _no_template(files), defaults, warning)
+
+
+def model_vocab_size(files: ModelFiles) -> int | None:
+    """Rows of the embedding, by config.json; None when it does not say."""
+    text_config = files.config.get("text_config")
+    nested = text_config.get("vocab_size") if isinstance(text_config, dict) else None
+    size = files.config.get("vocab_size", nested)
+    return size if isinstance(size, int) else None
+
+
+def _check_vocabulary(files: ModelFiles, tokenizer: Tokenizer) -> str:
+    """Raise ModelError when ordinary text can give tokens that the model has no embedding for.
+
+    Fine-tunes often add a padding token and leave the embedding as it was: no text holds that token,
+    so it is a warning, which is returned.
+    """
+    size = model_vocab_size(files)
+    if size is None:
+        return ""
+    ordinary = tokenizer.backend.get_vocab_size(with_added_tokens=False)
+    if ordinary > size:
+        raise ModelError(
+            f"the tokenizer in {files.path} has {ordinary} tokens and the model's embedding {size} "
+            "(vocab_size of config.json)",
+            expected="a tokenizer whose tokens all have an embedding",
+            advice="The tokenizer belongs to another model: copy both from the same place",
+        )
+    beyond = sorted(token for token in tokenizer.added_ids if token >= size)
+    if not beyond:
+        return ""
+    names = ", ".join(tokenizer.piece(token) for token in beyond[:3])
+    return (
+        f"{len(beyond)} added tokens ({names}{' …' if len(beyond) > 3 else ''}) lie beyond the model's "
+        f"vocabulary of {size}: prompts that hold one are refused"
+    )
 
 
 def _no_template(files: ModelFiles) -> str:
@@ -105,16 +153,26 @@ def _sampling_defaults(files: ModelFiles, config: Config) -> dict[str, Any]:
         found = {}
     else:
         found = _read_generation_config(chosen)
-    merged = {**found, **config.model.override_generation_config}
-    defaults = {key: merged[key] for key in _SAMPLING_KEYS if merged.get(key) is not None}
-    for key, value in defaults.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ModelError(
-                f"generation_config.json sets {key} to {value!r}",
-                expected="a number",
-                advice="Correct it, or start with --generation-config vllm",
-            )
+    over = config.model.override_generation_config
+    defaults: dict[str, Any] = {}
+    for key, (low, high) in _SAMPLING_BOUNDS.items():
+        value = over.get(key, found.get(key))
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            raise _bad_default(key, value, f"a number from {low:g} to {high:g}", by_flag=key in over)
+        defaults[key] = int(value) if key in _WHOLE else value
     return defaults
+
+
+def _bad_default(key: str, value: object, expected: str, *, by_flag: bool) -> HotstartError:
+    if by_flag:
+        return ConfigError(f"--override-generation-config sets {key} to {value!r}", expected=expected)
+    return ModelError(
+        f"generation_config.json sets {key} to {value!r}",
+        expected=expected,
+        advice="Correct it, or start with --generation-config vllm",
+    )
 
 
 def _read_generation_config(directory: str) -> dict[str, Any]:
