@@ -26,7 +26,7 @@ class BlockManager(Protocol):
     hits: int
 
     def admit(self, request: Request, num_new: int) -> int | None:
-        """Give a waiting request its first memory, for the hit and up to ``num_new`` tokens beyond it.
+        """Give a waiting request its first memory, for the hit and ``num_new`` of its tokens beyond it.
 
         Returns the number of prompt tokens found computed (at most all but one), or None when
         there is no memory now.
@@ -91,14 +91,15 @@ class PagedBlockManager:
         """See :class:`BlockManager`."""
         shared = self._lookup(request)
         hit = len(shared) * self.block_size
+        wanted = min(hit + num_new, len(request.tokens))
         fresh = sum(1 for block in shared if self._refs[block] == 0)
-        need = self._blocks(hit + num_new) - len(shared)
+        need = self._blocks(wanted) - len(shared)
         if need + fresh > len(self._free):
             return None
         for block in shared:
             self._take(block)
         request.table = list(shared)
-        self._grow(request, hit + num_new)
+        self._grow(request, wanted)
         self.queries += request.num_prompt if self._counts(request) else 0
         self.hits += hit if self._counts(request) else 0
         return hit
@@ -230,27 +231,10 @@ class SlabManager:
     def admit(self, request: Request, num_new: int) -> int | None:
         """See :class:`BlockManager`."""
         source, hit = self._lookup(request)
-        wanted = _round(hit + num_new)
-        if source is not None and source.owner is None and hit * 2 >= source.committed:
-            # Most of the donor is the hit: take the slab itself, nothing is copied.
-            del self._donors[source.number]
-            if not self._make_room(wanted - source.committed):
-                self._donors[source.number] = None
-                return None
-            self._cut(source, hit)
-            slab = source
-        else:
-            if source is not None:
-                self._pinned.add(source.number)
-            if not self._make_room(wanted) or not self._have_empty():
-                if source is not None:
-                    self._unpin(source)
-                return None
-            slab = self._slabs[self._empty.pop()]
-            if source is not None:
-                self._copies.append((source.number, slab.number, hit))
-                slab.digests = source.digests[: hit // HASH_BLOCK]
-                self._hold(slab, 0)
+        wanted = _round(min(hit + num_new, len(request.tokens)))
+        slab = self._place(source, hit, wanted)
+        if slab is None:
+            return None
         self._commit(slab, wanted)
         slab.owner = request
         request.table = [slab.number]
@@ -264,8 +248,9 @@ class SlabManager:
         slab = self._slabs[request.table[0]]
         wanted = _round(num_tokens)
         if wanted > slab.committed:
-            if not self._make_room(wanted - slab.committed):
+            if not self._has_room(wanted - slab.committed, slabs=0):
                 return False
+            self._make_room(wanted - slab.committed)
             self._commit(slab, wanted)
         return True
 
@@ -323,25 +308,46 @@ class SlabManager:
                 return slab, count * HASH_BLOCK
         return None, 0
 
-    def _make_room(self, tokens: int) -> bool:
+    def _place(self, source: _Slab | None, hit: int, wanted: int) -> _Slab | None:
+        """A slab for ``wanted`` tokens that begins with the source's first ``hit``; None: no memory."""
+        fresh = self._has_room(wanted, beside=source)
+        if source is not None and source.owner is None and (hit * 2 >= source.committed or not fresh):
+            # Most of the donor is the hit, or there is no room for both: take the slab itself.
+            if not self._has_room(wanted - source.committed, beside=source, slabs=0):
+                return None
+            del self._donors[source.number]
+            self._make_room(wanted - source.committed)
+            self._cut(source, hit)
+            return source
+        if not fresh:
+            return None
+        if source is not None:
+            self._pinned.add(source.number)
+        self._make_room(wanted)
+        if not self._empty:
+            self._evict_one()
+        slab = self._slabs[self._empty.pop()]
+        if source is not None:
+            self._copies.append((source.number, slab.number, hit))
+            slab.digests = source.digests[: hit // HASH_BLOCK]
+            self._hold(slab, 0)
+        return slab
+
+    def _has_room(self, tokens: int, *, beside: _Slab | None = None, slabs: int = 1) -> bool:
+        """Whether evicting donors other than ``beside`` makes room; asked first, to evict none in vain."""
+        spared = self._pinned if beside is None else self._pinned | {beside.number}
+        evictable = [number for number in self._donors if number not in spared]
+        freed = sum(self._slabs[number].committed for number in evictable)
+        return len(self._empty) + len(evictable) >= slabs and self._committed - freed + tokens <= self.capacity
+
+    def _make_room(self, tokens: int) -> None:
         """Evict donors until ``tokens`` more may be committed."""
         while self._committed + tokens > self.capacity:
-            if not self._evict_one():
-                return False
-        return True
+            self._evict_one()
 
-    def _have_empty(self) -> bool:
-        return bool(self._empty) or self._evict_one()
-
-    def _evict_one(self) -> bool:
-        victim = next((number for number in self._donors if number not in self._pinned), None)
-        if victim is not None:
-            self._evict(victim)
-        return victim is not None
-
-    def _unpin(self, slab: _Slab) -> None:
-        if all(source != slab.number for source, _, _ in self._copies):
-            self._pinned.discard(slab.number)
+    def _evict_one(self) -> None:
+        """The donor that was of no use for longest."""
+        self._evict(next(number for number in self._donors if number not in self._pinned))
 
     def _evict(self, number: int) -> None:
         del self._donors[number]
