@@ -33,13 +33,23 @@ class HotstartError(Exception):
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        text = self.found.rstrip(".")
-        if self.expected:
-            text += f"; expected {self.expected.rstrip('.')}"
-        text += "."
-        if self.advice:
-            text += f" {self.advice.rstrip('.')}."
-        return text
+        return f"{self.what} {self.remedy}".rstrip()
+
+    @property
+    def what(self) -> str:
+        """What was found and what was expected, as a sentence."""
+        expected = f"; expected {self.expected.rstrip('.')}" if self.expected else ""
+        return self.found.rstrip(".") + expected + "."
+
+    @property
+    def remedy(self) -> str:
+        """The advice as a sentence; empty when there is none."""
+        if not self.advice:
+            return ""
+        # A file's name, a path or a flag keeps its spelling.
+        plain = self.advice.split(" ", 1)[0].rstrip(",:").isalpha()
+        start = self.advice[0].upper() if plain else self.advice[0]
+        return start + self.advice[1:] + ("" if self.advice[-1] in ".?" else ".")
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.found, self.expected, self.advice)

@@ -38,7 +38,7 @@ def download(
     except ImportError:
         raise ConfigError(
             f"{name} is a name on the hub, and huggingface_hub is not installed",
-            advice=f"pip install huggingface_hub; if a directory is meant: ./{name}",
+            advice=f"Run pip install huggingface_hub; if a directory is meant: ./{name}",
         ) from None
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None

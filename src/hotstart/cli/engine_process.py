@@ -10,6 +10,8 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     import socket
+    import threading
+    from collections.abc import Callable
 
 _CODE = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
@@ -20,24 +22,51 @@ _CAUSES = {
     "SIGBUS": "a mapped weight file shrank, or its device failed to deliver a page; see dmesg",
     "SIGSEGV": "a crash in native code",
     "SIGILL": "an instruction that this processor lacks; was torch built for another machine?",
-    "SIGABRT": "native code gave up; its reason stands above",
+    "SIGABRT": "native code gave up",
 }
 
 
 class EngineProcess:
-    """A child at the other end of :attr:`socket`."""
+    """A child at the other end of :attr:`socket`.
+
+    Its stderr is a pipe, read by :meth:`relay`: what it and its libraries print goes through the
+    log like everything else, and its last line explains a death that nothing else explains.
+    """
 
     def __init__(self) -> None:
         """Spawn, with what every interpreter has loaded: each import here would delay the engine's own."""
         ours, theirs = _socket.socketpair()
         os.set_inheritable(theirs.fileno(), True)
+        self._stderr, stderr = os.pipe()
         # -c instead of -m: runpy would import the package a second way and cost 5 ms.
         code = _CODE.format(fd=theirs.fileno(), parent=os.getpid())
-        self.pid = os.posix_spawn(sys.executable, [sys.executable, *_flags(), "-c", code], os.environ)
+        self.pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, *_flags(), "-c", code],
+            os.environ,
+            file_actions=[(os.POSIX_SPAWN_DUP2, stderr, 2)],
+        )
         theirs.close()
+        os.close(stderr)
         self._fd = ours.detach()
         self._socket: socket.socket | None = None
         self._status: int | None = None
+        self._relay: threading.Thread | None = None
+        self._last_line = ""
+
+    def relay(self, write: Callable[[str], object]) -> None:
+        """Hand every line that the engine prints to ``write``, on a thread of its own."""
+        import threading
+
+        def read() -> None:
+            with open(self._stderr, encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    if line.strip():
+                        self._last_line = line.strip()
+                        write(line.rstrip())
+
+        self._relay = threading.Thread(target=read, name="engine stderr", daemon=True)
+        self._relay.start()
 
     @property
     def socket(self) -> socket.socket:
@@ -77,12 +106,16 @@ class EngineProcess:
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         status = self.reap(timeout=10.0)
         assert status is not None
+        if self._relay is not None:
+            self._relay.join(timeout=1.0)
+        said = f"; the last it printed: {self._last_line}" if self._last_line else " and printed nothing"
         if status < 0:
             import signal
 
             name = signal.Signals(-status).name
-            return f"the engine was killed by {name} ({_CAUSES.get(name, 'sent by somebody')})"
-        return f"the engine exited with code {status}"
+            how = f"the engine was killed by {name} ({_CAUSES.get(name, 'sent by somebody')})"
+            return how + (said if self._last_line else "")
+        return f"the engine exited with code {status}{said}"
 
 
 def _flags() -> list[str]:

@@ -84,18 +84,33 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One record."""
-        clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        entry = {
-            "timestamp": f"{clock}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
+        also = {}
         if request := getattr(record, "request_id", ""):
-            entry["request_id"] = request
+            also["request_id"] = request
         if record.exc_info:
-            entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+            also["traceback"] = self.formatException(record.exc_info)
+        return json_line(record.levelname.lower(), record.getMessage(), record.name, record.created, **also)
+
+
+def json_line(
+    level: str, message: str, logger: str = "hotstart", created: float | None = None, **also: object
+) -> str:
+    """The form of a JSON log line; ``created`` in seconds since the epoch, None: now."""
+    at = time.time() if created is None else created
+    clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
+    entry = {
+        "timestamp": f"{clock}.{int(at % 1 * 1000):03d}Z",
+        "level": level,
+        "logger": logger,
+        "message": message,
+        **also,
+    }
+    return json.dumps(entry, ensure_ascii=False)
+
+
+def is_json() -> bool:
+    """Whether the log is set up and written as JSON, which errors at the end must be too."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 
 def _colour(stream: Stream) -> bool:

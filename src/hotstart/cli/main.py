@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(words)
     except HotstartError as error:
-        print_error(error)
+        print_error(error, as_json=_json_wanted(words))
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -44,26 +44,51 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return 141
     except Exception:
-        import traceback
-
-        traceback.print_exc()
-        print(
-            "hotstart: this is a defect of hotstart: please report it with the lines above", file=sys.stderr
-        )
+        _print_defect(as_json=_json_wanted(words))
         return 1
 
 
-def print_error(error: HotstartError) -> None:
-    """One paragraph for each problem, its advice on a line of its own; to stderr."""
+def print_error(error: HotstartError, *, as_json: bool = False) -> None:
+    """One paragraph for each problem, its advice on a line of its own; to stderr.
+
+    ``as_json``: one object for each problem, in the form of the log.
+    """
     problems = error.problems if isinstance(error, ProblemsFound) else (error,)
     for problem in problems:
-        text = problem.found.rstrip(".")
-        if problem.expected:
-            text += f"; expected {problem.expected.rstrip('.')}"
-        print(f"hotstart: {problem.kind}: {text}.", file=sys.stderr)
+        if as_json:
+            from hotstart.cli.logs import json_line
+
+            line = json_line("error", str(problem), kind=problem.kind, exit_code=problem.exit_code)
+            print(line, file=sys.stderr)
+            continue
+        print(f"hotstart: {problem.kind}: {problem.what}", file=sys.stderr)
         if problem.advice:
-            end = "" if problem.advice[-1] in ".?" else "."
-            print(f"  {problem.advice[0].upper()}{problem.advice[1:]}{end}", file=sys.stderr)
+            print(f"  {problem.remedy}", file=sys.stderr)
+
+
+def _print_defect(*, as_json: bool) -> None:
+    import traceback
+
+    text = "this is a defect of hotstart: please report it with the "
+    if as_json:
+        from hotstart.cli.logs import json_line
+
+        print(
+            json_line("critical", text + "traceback", traceback=traceback.format_exc(), exit_code=1),
+            file=sys.stderr,
+        )
+    else:
+        traceback.print_exc()
+        print(f"hotstart: {text}lines above", file=sys.stderr)
+
+
+def _json_wanted(words: Sequence[str]) -> bool:
+    """By the log as it is set up; before that, by the words, which may hold the very error."""
+    logs = sys.modules.get("hotstart.cli.logs")
+    if logs is not None and logs.is_json():
+        return True
+    line = " ".join(words).replace("_", "-")
+    return "--log-format json" in line or "--log-format=json" in line
 
 
 def _run(words: list[str]) -> int:

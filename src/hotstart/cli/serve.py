@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hotstart.config.parse import Parsed
     from hotstart.config.settings import Config
     from hotstart.frontend.startup import Startup
+    from hotstart.storage.changes import FileState
 
 # Local checks take less than this. Importing the HTTP side at the same time would slow both down,
 # and a start that fails does not need it; a download takes longer, and its progress must be served.
@@ -61,6 +62,7 @@ class _Server:
         self.timeline.end(self.timeline.begin("parse flags, spawn engine", start=self.timeline.origin))
         self.startup: Startup | None = None
         self.progress: Progress | None = None
+        self.weights: tuple[FileState, ...] = ()
 
     def run(self) -> int:
         from hotstart.cli import bind, logs
@@ -72,6 +74,8 @@ class _Server:
         screen = Screen(sys.stderr) if terminal else None
         logs.setup(config.log, screen)
         log = _log()
+        logging_of_engine = log.getChild("engine")
+        self.engine.relay(lambda line: logging_of_engine.warning("%s", line))
         listening = bind.bind(config.http)
         log.info("hotstart %s, listening on %s", _version(), bind.url(config.http, listening[0]))
         for note in self.notes:
@@ -103,8 +107,16 @@ class _Server:
 
     def _watch(self) -> None:
         """Say how the engine ended, in time for whoever reads its end of file."""
+        import signal
+
+        from hotstart.storage.changes import changed
+
         assert self.startup is not None
-        self.startup.engine_exited(self.engine.until_it_ends())
+        how = self.engine.until_it_ends()
+        # Touching a mapped page behind the end of a file that shrank is death without an exception.
+        if self.engine.reap() == -signal.SIGBUS and (problems := changed(self.weights)):
+            self.startup.fail(problems)
+        self.startup.engine_exited(how)
 
     def _check(self) -> None:
         """The checks, on their own thread: resolve, tell the engine, look, give the word."""
@@ -118,9 +130,7 @@ class _Server:
         except HotstartError as error:
             self.startup.fail([error])
         except BaseException as error:
-            import traceback
-
-            traceback.print_exc()
+            _log().exception("the checks failed")
             self.startup.fail([EngineError(f"the checks failed: {type(error).__name__}: {error}")])
 
     def _look(self) -> None:
@@ -133,6 +143,7 @@ class _Server:
         from hotstart.errors import HotstartError, raise_all
         from hotstart.frontend.startup import Checked
         from hotstart.messages import Go, frame
+        from hotstart.storage.changes import note
 
         assert self.startup is not None
         config = self.config
@@ -165,6 +176,8 @@ class _Server:
             raise_all(report.problems)
         for warning in report.warnings:
             log.warning("%s", warning)
+        if report.checkpoint is not None:
+            self.weights = note(file.path for file in report.checkpoint.files)
         assert report.files is not None
         assert report.text is not None
         assert report.geometry is not None

@@ -26,6 +26,7 @@ from hotstart.messages import (
     Frames,
     FromEngine,
     Go,
+    LogEvent,
     NewRequest,
     PhaseEvent,
     Ready,
@@ -176,9 +177,12 @@ def _report(link: Link, error: BaseException) -> int:
     elif isinstance(error, HotstartError):
         problems = [error]
     else:
+        import logging
         import traceback
 
-        traceback.print_exception(error)
+        with contextlib.suppress(PeerGone):
+            text = "".join(traceback.format_exception(error)).rstrip()
+            link.send(LogEvent(logging.ERROR, text))
         problems = [
             EngineError(
                 f"the engine failed: {type(error).__name__}: {error}",

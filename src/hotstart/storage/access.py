@@ -41,7 +41,7 @@ def read_error(path: str, error: OSError, *, doing: str = "read") -> HotstartErr
         return StorageError(
             f"Cannot {doing} {path}: {who()} has no permission ({owner(path)})",
             expected="read permission (r)",
-            advice=f"chmod o+r {path}, or run as its owner or group",
+            advice=f"Run chmod o+r {path}, or run as its owner or group",
         )
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         advice = ""
@@ -86,7 +86,7 @@ def _no_search(path: str, blocked: str, *, doing: str) -> StorageError:
     return StorageError(
         f"Cannot {doing} {path}: {who()} may not search the directory {blocked} ({owner(blocked)})",
         expected="search permission (x) on it and on every directory above",
-        advice=f"chmod o+x {blocked}, or run as a user or group that may",
+        advice=f"Run chmod o+x {blocked}, or run as a user or group that may",
     )
 
 
