@@ -11,6 +11,7 @@ are laid out as query positions of that head; in a prefill the shared head is a 
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from array import array
 from dataclasses import dataclass
@@ -92,6 +93,9 @@ class SdpaSlab:
         self.max_len = max_len
         self._windows = sorted({spec.window for spec in specs})
         self._dtype = dtype
+        # Tokens of each slab that may have been written: behind them there are zeros. Padded calls read
+        # there, and a weight of zero does not hide a NaN that an earlier sequence left behind.
+        self._written = [0] * num_slabs
         self._row_bytes = [spec.kv_heads * spec.head_dim * dtype.itemsize for spec in specs]
         sizes = [num_slabs * max_len * row for row in self._row_bytes]
         # One mapping per layer and side keeps every pool contiguous and page-aligned.
@@ -121,8 +125,12 @@ class SdpaSlab:
             for k, v in zip(self.k, self.v, strict=True):
                 k[target, :tokens] = k[source, :tokens]
                 v[target, :tokens] = v[source, :tokens]
+            self._written[target] = max(self._written[target], tokens)
         slots = array("q")
         for (slab,), context, new in zip(batch.tables, batch.context_lens, batch.query_lens, strict=True):
+            if self._written[slab] > context + new:
+                self.release(slab, context + new)
+            self._written[slab] = context + new
             first = slab * self.max_len + context
             slots.extend(range(first, first + new))
         return SlabMeta(
@@ -147,15 +155,12 @@ class SdpaSlab:
         return out
 
     def release(self, slab: int, keep: int = 0) -> None:
-        """Give back the pages of a slab behind its first ``keep`` tokens."""
+        """Give back the pages of a slab behind its first ``keep`` tokens; what was there reads as zero."""
+        written, self._written[slab] = self._written[slab], min(keep, self._written[slab])
         for row, pair in zip(self._row_bytes, self._maps, strict=True):
-            begin = (slab * self.max_len + keep) * row
-            end = (slab + 1) * self.max_len * row
-            begin = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-            end = end // mmap.PAGESIZE * mmap.PAGESIZE
+            begin, end = (slab * self.max_len + tokens for tokens in (keep, max(keep, written)))
             for memory in pair:
-                if end > begin:
-                    memory.madvise(_MADV_DONTNEED, begin, end - begin)
+                _discard(memory, begin * row, end * row)
 
     def _decode(self, q: Tensor, spec: AttentionSpec, layer: int, part: _Decode) -> Tensor:
         """Query [rows, heads, head_dim] of single tokens, all slabs of the part in one call."""
@@ -246,6 +251,19 @@ def _reserve(size: int) -> mmap.mmap:
             f"{size} bytes of address space for the KV cache could not be reserved ({error.strerror})",
             advice="Lower --max-num-seqs or --max-model-len, or allow overcommit (vm.overcommit_memory=0)",
         ) from error
-    # Huge pages would commit 2 MiB for a single token.
-    memory.madvise(_MADV_NOHUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        # Huge pages would commit 2 MiB for a single token.
+        memory.madvise(_MADV_NOHUGEPAGE)
     return memory
+
+
+def _discard(memory: mmap.mmap, begin: int, end: int) -> None:
+    """Zero bytes ``begin`` to ``end``: whole pages go back to the system, the edges are overwritten."""
+    first_page = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+    last_page = end // mmap.PAGESIZE * mmap.PAGESIZE
+    if first_page >= last_page:
+        memory[begin:end] = bytes(end - begin)
+        return
+    memory[begin:first_page] = bytes(first_page - begin)
+    memory.madvise(_MADV_DONTNEED, first_page, last_page - first_page)
+    memory[last_page:end] = bytes(end - last_page)
