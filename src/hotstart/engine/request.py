@@ -100,7 +100,7 @@ class Request:
         """Take in a sampled token; returns whether and why the request ends with it."""
         self.tokens.append(token)
         outputs = len(self.tokens) - self.num_prompt
-        if outputs >= self.params.min_tokens and (token in self.eos_ids or token in self.stop_ids):
+        if outputs > self.params.min_tokens and (token in self.eos_ids or token in self.stop_ids):
             return FinishReason.STOP
         if outputs >= self.max_tokens:
             return FinishReason.LENGTH

@@ -2,8 +2,9 @@
 
 Order, as in vLLM: logit bias and minimum length, penalties, temperature, min_p, top_k, top_p.
 Random choices use the exponential race, argmax(p / e) with e ~ Exp(1) drawn over the whole
-vocabulary: a seeded request consumes the same numbers whatever it is batched with, so the same
-seed gives the same text alone and in a batch.
+vocabulary, in logarithms: a seeded request consumes the same numbers whatever it is batched with,
+and a token's score depends on nothing but its logit and its number, so the same seed gives the same
+text alone and in a batch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hotstart.engine.request import Request
 from hotstart.messages import TokenLogprobs
 
 _GREEDY_BELOW = 1e-5
-# Almost always holds the whole nucleus; when it does not, the full vocabulary is sorted.
+# Almost always holds the whole nucleus; rows where it does not get the full vocabulary sorted.
 _NUCLEUS = 1024
 _NEGATIVE_INFINITY = float("-inf")
 
@@ -68,9 +69,10 @@ class Sampler:
         for row, request in enumerate(requests):
             params = request.params
             line = logits[row]
-            for token, bias in params.logit_bias.items():
-                line[token] += bias
-            if request.num_outputs < params.min_tokens:
+            if params.logit_bias:
+                biased = torch.tensor(list(params.logit_bias), device=self.device)
+                line[biased] += torch.tensor(list(params.logit_bias.values()), device=self.device)
+            if request.num_outputs <= params.min_tokens:  # the token to be sampled is counted
                 # A stop id that the model does not have can never be sampled.
                 banned = sorted(t for t in request.eos_ids | request.stop_ids if t < line.shape[-1])
                 if banned:
@@ -96,53 +98,58 @@ class Sampler:
         """One draw per row; all rows have a temperature."""
         params = [request.params for request in requests]
         logits = logits / self._column([p.temperature for p in params])
-        noise = self._noise(logits, requests)
+        race = logits - self._noise(logits, requests).log_()
         if any(p.min_p > 0 for p in params):
             floor = logits.amax(-1, keepdim=True) + self._column([p.min_p for p in params]).log()
-            logits = logits.masked_fill(logits < floor, _NEGATIVE_INFINITY)
+            hidden = logits < floor
+            logits = logits.masked_fill(hidden, _NEGATIVE_INFINITY)
+            race.masked_fill_(hidden, _NEGATIVE_INFINITY)
         vocab = logits.shape[-1]
-        top_k = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
-        top_p = [p.top_p for p in params]
-        if max(top_k) == vocab and min(top_p) >= 1.0:
-            return (logits.softmax(-1) / noise).argmax(-1)
-        width = vocab if max(top_k) == vocab else max(top_k)
-        if width == vocab and self.device.type == "cpu" and vocab > _NUCLEUS:
-            chosen = self._within(logits, noise, top_k, top_p, _NUCLEUS, complete=False)
-            if chosen is not None:
-                return chosen
-        chosen = self._within(logits, noise, top_k, top_p, width, complete=True)
-        assert chosen is not None
-        return chosen
+        cut = [row for row, p in enumerate(params) if 0 < p.top_k < vocab or p.top_p < 1.0]
+        if not cut:
+            return race.argmax(-1)
+        top_k = [params[row].top_k if 0 < params[row].top_k < vocab else vocab for row in cut]
+        top_p = [params[row].top_p for row in cut]
+        if len(cut) == len(requests):
+            return self._truncated(logits, race, top_k, top_p)
+        tokens = race.argmax(-1)
+        rows = torch.tensor(cut, device=self.device)
+        tokens[rows] = self._truncated(logits[rows], race[rows], top_k, top_p)
+        return tokens
+
+    def _truncated(self, logits: Tensor, race: Tensor, top_k: list[int], top_p: list[float]) -> Tensor:
+        """The winner of each row's race among its top_k and top_p; ``top_k`` = vocab: off."""
+        vocab, width = logits.shape[-1], max(top_k)
+        if self.device.type != "cpu" or width <= _NUCLEUS:
+            return self._within(logits, race, top_k, top_p, width)[0]
+        tokens, complete = self._within(logits, race, top_k, top_p, min(_NUCLEUS, vocab))
+        if not bool(complete.all()):
+            rows = (~complete).nonzero().squeeze(-1)
+            again = rows.tolist()
+            top_k, top_p = [top_k[row] for row in again], [top_p[row] for row in again]
+            tokens[rows] = self._within(logits[rows], race[rows], top_k, top_p, max(top_k))[0]
+        return tokens
 
     def _within(
-        self,
-        logits: Tensor,
-        noise: Tensor,
-        top_k: list[int],
-        top_p: list[float],
-        width: int,
-        *,
-        complete: bool,
-    ) -> Tensor | None:
-        """Draw among each row's ``width`` likeliest tokens; None when a row's choice reaches beyond."""
+        self, logits: Tensor, race: Tensor, top_k: list[int], top_p: list[float], width: int
+    ) -> tuple[Tensor, Tensor]:
+        """Winners among each row's ``width`` likeliest tokens, and whether its choice ends within them."""
+        vocab = logits.shape[-1]
         values, ids = logits.topk(width, dim=-1)
         limit = self._column(top_k)
-        values = values.masked_fill(torch.arange(width, device=self.device) >= limit, _NEGATIVE_INFINITY)
-        if complete or max(top_k) <= width:
-            log_total = values.logsumexp(-1, keepdim=True)
-        else:
-            everything = logits.logsumexp(-1, keepdim=True)
-            log_total = torch.where(limit <= width, values.logsumexp(-1, keepdim=True), everything)
+        outside = torch.arange(width, device=self.device) >= limit
+        values = values.masked_fill(outside, _NEGATIVE_INFINITY)
+        log_total = values.logsumexp(-1, keepdim=True)
+        if max(top_k) == vocab:
+            log_total = torch.where(limit == vocab, logits.logsumexp(-1, keepdim=True), log_total)
         probs = (values - log_total).exp()
         before = probs.cumsum(-1) - probs
-        nucleus = self._column(top_p)
-        if not complete:
-            covered = (before[:, -1:] >= nucleus) | (limit <= width)
-            if not bool(covered.all()):
-                return None
-        probs = probs.masked_fill((before >= nucleus) & (before > 0), 0.0)
-        choice = (probs / noise.gather(-1, ids)).argmax(-1, keepdim=True)
-        return ids.gather(-1, choice).squeeze(-1)
+        # Rounding must not end a nucleus that is everything.
+        nucleus = self._column([p if p < 1.0 else float("inf") for p in top_p])
+        outside |= (before >= nucleus) & (before > 0)
+        complete = (limit <= width) | ((limit == vocab) & (before[:, -1:] >= nucleus))
+        winner = race.gather(-1, ids).masked_fill(outside, _NEGATIVE_INFINITY).argmax(-1, keepdim=True)
+        return ids.gather(-1, winner).squeeze(-1), complete.squeeze(-1)
 
     def _noise(self, logits: Tensor, requests: list[Request]) -> Tensor:
         noise = torch.empty_like(logits)
@@ -156,7 +163,7 @@ class Sampler:
                     generator = self._own[request.id] = new_generator(self.device)
                     generator.manual_seed(seed)
                 noise[row].exponential_(generator=generator)
-        # Exp(1) can round to zero in float32, and 0 / 0 is not a number.
+        # Exp(1) can round to zero in float32, and has no logarithm then.
         return noise.clamp_(min=torch.finfo(noise.dtype).tiny)
 
     def _column(self, values: list[float] | list[int]) -> Tensor:
