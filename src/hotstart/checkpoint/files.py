@@ -22,32 +22,36 @@ MAX_TOKENIZER = 512 << 20
 MAX_TEMPLATES = 64
 
 
-def load_model_files(path: str, *, overrides: dict[str, Any] | None = None) -> ModelFiles:
+def load_model_files(
+    path: str, *, overrides: dict[str, Any] | None = None, tokenizer: str | None = None
+) -> ModelFiles:
     """Read the configuration, the tokenizer's settings and the chat templates of a directory.
 
-    ``overrides`` (``--hf-overrides``) are laid over config.json, nested objects key by key. Raises
+    ``overrides`` (``--hf-overrides``) are laid over config.json, nested objects key by key;
+    ``tokenizer`` is the directory of tokenizer and templates where it is another one. Raises
     ModelError, or ProblemsFound with one error for each file that is absent, damaged or too large.
     """
     reader = _Reader(path)
     config = reader.json("config.json")
     if config is None and not reader.problems:
         reader.problems.append(_no_config(path))
-    tokenizer_config = reader.json("tokenizer_config.json")
-    templates, source = _templates(reader, tokenizer_config or {})
+    text = reader if tokenizer is None else _Reader(tokenizer)
+    tokenizer_config = text.json("tokenizer_config.json")
+    templates, source = _templates(text, tokenizer_config or {})
     files = ModelFiles(
         path=path,
         config=merge(config or {}, overrides or {}),
         generation_config=reader.json("generation_config.json"),
         tokenizer_config=tokenizer_config,
-        special_tokens_map=reader.json("special_tokens_map.json"),
-        tokenizer_json=reader.present("tokenizer.json"),
-        vocab_json=reader.present("vocab.json"),
-        merges_txt=reader.present("merges.txt"),
+        special_tokens_map=text.json("special_tokens_map.json"),
+        tokenizer_json=text.present("tokenizer.json"),
+        vocab_json=text.present("vocab.json"),
+        merges_txt=text.present("merges.txt"),
         chat_template=templates.get("default"),
         chat_templates=templates if len(templates) > 1 else {},
         chat_template_source=source,
     )
-    raise_all(reader.problems)
+    raise_all(reader.problems if text is reader else reader.problems + text.problems)
     return files
 
 

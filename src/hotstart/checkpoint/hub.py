@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from hotstart.errors import ConfigError, HotstartError, ModelError, StorageError
@@ -19,6 +20,9 @@ IGNORE = ["consolidated*", "original/*", "onnx/*", "openvino/*", "*.bin.index.js
 
 _SECONDS_BETWEEN_LINES = 5.0
 
+Report = Callable[[int, int], None]
+"""Bytes that came, bytes known of. Called from several threads."""
+
 
 def download(
     name: str,
@@ -27,10 +31,12 @@ def download(
     token: str | None = None,
     cache_dir: str | None = None,
     progress: bool = True,
+    report: Report | None = None,
 ) -> str:
     """Fetch what serving needs of a hub model; returns its snapshot directory.
 
-    ``cache_dir`` None: huggingface_hub's own (HF_HUB_CACHE, HF_HOME). Raises ModelError when the
+    ``cache_dir`` None: huggingface_hub's own (HF_HUB_CACHE, HF_HOME). ``report`` is called with the
+    bytes that came and the bytes known of, in place of any bar or line here. Raises ModelError when the
     model or revision does not exist, StorageError when the hub, or the right to read, is missing.
     """
     try:
@@ -53,7 +59,7 @@ def download(
                 local_files_only=offline,
                 allow_patterns=ALLOW,
                 ignore_patterns=IGNORE,
-                tqdm_class=_progress_class(progress),
+                tqdm_class=_reporting_class(report) if report else _progress_class(progress),
             )
         )
     except Exception as error:
@@ -133,6 +139,23 @@ def _progress_class(progress: bool) -> type[Any] | None:
             super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     return Lines
+
+
+def _reporting_class(report: Report) -> type[Any]:
+    """Draws nothing. The library has one bar of bytes that arrive and may have one of bytes written."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Reporting(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._done = 0 if kwargs.get("unit") == "B" else None
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            if self._done is not None:
+                self._done += int(n or 0)
+                report(self._done, int(self.total or 0))
+
+    return Reporting
 
 
 class _LineWriter:

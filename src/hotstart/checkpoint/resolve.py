@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from hotstart.errors import ConfigError, HotstartError, ModelError
@@ -29,12 +29,14 @@ def resolve(
     download_dir: str | None = None,
     hub_cache: str | None = None,
     progress: bool = True,
+    report: Callable[[int, int], None] | None = None,
 ) -> str:
     """The absolute directory of a model; downloads it when ``model`` is a hub name.
 
     ``download_dir`` is where the user wants hub models, ``hub_cache`` where they are kept otherwise
-    (None: huggingface_hub's own place). Raises ConfigError for what cannot be a model, ModelError
-    for what does not exist, StorageError for what cannot be reached.
+    (None: huggingface_hub's own place). ``report`` follows a download in place of a bar. Raises
+    ConfigError for what cannot be a model, ModelError for what does not exist, StorageError for
+    what cannot be reached.
     """
     if match := _SCHEME.match(model):
         raise _no_scheme(model, match[1].lower())
@@ -49,7 +51,12 @@ def resolve(
     from hotstart.checkpoint.hub import download
 
     return download(
-        model, revision=revision, token=token, cache_dir=download_dir or hub_cache, progress=progress
+        model,
+        revision=revision,
+        token=token,
+        cache_dir=download_dir or hub_cache,
+        progress=progress,
+        report=report,
     )
 
 

@@ -21,6 +21,7 @@ from hotstart.checkpoint.refusals import no_directory
 from hotstart.checkpoint.resolve import is_path, resolve
 from hotstart.checkpoint.wording import count
 from hotstart.errors import HotstartError, ProblemsFound, raise_all
+from hotstart.loading.options import LoaderOptions
 from hotstart.storage.access import check_directory, who
 from hotstart.storage.mounts import Mount, check_expected, mount_of
 from hotstart.storage.reboot import after_reboot
@@ -126,6 +127,8 @@ def run_checks(
         check_directory(report.path)
         reachable = True
         report.ok("model", f"{report.path}, open to {who()}")
+    with report.check("loader"):
+        LoaderOptions.parse(config.load.model_loader_extra_config)
     if config.load.expect_mount is not None:
         with report.check("mount"):
             check_expected(config.load.expect_mount, report.path or config.model.model)
@@ -170,16 +173,21 @@ def render(report: Report, model: str) -> str:
 
 
 def _resolve(config: Config) -> str:
+    return _directory_of(config, config.model.model, config.model.revision)
+
+
+def _directory_of(config: Config, name: str, revision: str | None) -> str:
+    """The directory of a model or tokenizer, downloaded if it is a hub name."""
     model = config.model
     hub_cache = None
-    if not is_path(model.model):
+    if not is_path(name):
         from hotstart.config import cache_root
 
         root = cache_root.resolve(config.cache_root or None, os.environ)
         hub_cache = cache_root.child_environment(root, os.environ).get("HF_HUB_CACHE")
     return resolve(
-        model.model,
-        revision=model.revision,
+        name,
+        revision=revision,
         token=model.hf_token,
         download_dir=model.download_dir,
         hub_cache=hub_cache,
@@ -202,7 +210,12 @@ def _check_place(report: Report) -> None:
 def _check_config(config: Config, report: Report) -> None:
     """config.json and the other small files; whether an architecture of ours is described well."""
     with report.check("config"):
-        report.files = load_model_files(report.path, overrides=overrides_of(config.model))
+        tokenizer = config.model.tokenizer
+        if tokenizer is not None:
+            tokenizer = _directory_of(config, tokenizer, config.model.tokenizer_revision)
+        report.files = load_model_files(
+            report.path, overrides=overrides_of(config.model), tokenizer=tokenizer
+        )
         from hotstart.models.registry import family_for
 
         family = family_for(report.files.config)

@@ -77,6 +77,15 @@ class EngineProcess:
             self._socket = socket.socket(fileno=self._fd)
         return self._socket
 
+    def cpu_seconds(self) -> float:
+        """CPU time it has used so far; 0 once it is gone."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def reap(self, timeout: float = 0.0) -> int | None:
         """The exit code as subprocess has it (-N: signal N); None while it runs after ``timeout`` seconds."""
         import time

@@ -99,7 +99,17 @@ class _Server:
                 import uvloop
 
                 from hotstart.frontend.server import serve
-            code = uvloop.run(serve(config, listening, self.engine.socket, self.timeline, startup))
+            engine = self.engine
+            code = uvloop.run(
+                serve(
+                    config,
+                    listening,
+                    engine.socket,
+                    self.timeline,
+                    startup,
+                    engine_cpu=engine.cpu_seconds,
+                )
+            )
         if self.progress is not None:
             self.progress.stop()
         raise_all(startup.failed)
@@ -136,11 +146,10 @@ class _Server:
     def _look(self) -> None:
         import msgspec
 
-        from hotstart.checkpoint.resolve import is_path, resolve
         from hotstart.cli.check import fits_here, run_checks
         from hotstart.config import cache_root
         from hotstart.config.settings import encode
-        from hotstart.errors import HotstartError, raise_all
+        from hotstart.errors import raise_all
         from hotstart.frontend.startup import Checked
         from hotstart.messages import Go, frame
         from hotstart.storage.changes import note
@@ -150,22 +159,8 @@ class _Server:
         root = cache_root.resolve(config.cache_root or None, os.environ)
         log = _log()
         log.info("%s", root.reason) if root.writable else log.warning("%s", root.reason)
-        path = ""
-        name = "check" if is_path(config.model.model) else "download and check"
-        with self.timeline.phase(name):
-            try:
-                path = resolve(
-                    config.model.model,
-                    revision=config.model.revision,
-                    token=config.model.hf_token,
-                    download_dir=config.model.download_dir,
-                    hub_cache=cache_root.child_environment(root, os.environ).get("HF_HUB_CACHE"),
-                    progress=config.log.use_tqdm_on_load,
-                )
-            except HotstartError:
-                if not config.load.expect_mount:
-                    raise
-                # The mount is the likelier cause: the checks look at it and report both.
+        path = self._path(cache_root.child_environment(root, os.environ).get("HF_HUB_CACHE"))
+        with self.timeline.phase("check"):
             config = msgspec.structs.replace(
                 config,
                 model=msgspec.structs.replace(config.model, path=path),
@@ -192,6 +187,35 @@ class _Server:
             )
         )
         self._send(frame(Go()))
+
+    def _path(self, hub_cache: str | None) -> str:
+        """The model's directory; a hub name is downloaded in a phase of its own."""
+        from hotstart.checkpoint.resolve import is_path, resolve
+        from hotstart.errors import HotstartError
+
+        model = self.config.model
+        if is_path(model.model):
+            try:
+                return resolve(model.model)
+            except HotstartError:
+                if self.config.load.expect_mount is None:
+                    raise
+                return ""  # the mount is the likelier cause: the checks look at it and report both
+        with self.timeline.phase("download") as phase:
+
+            def report(done: int, total: int) -> None:
+                phase.total = total
+                if done > phase.bytes:
+                    self.timeline.progress(phase, done)
+
+            return resolve(
+                model.model,
+                revision=model.revision,
+                token=model.hf_token,
+                download_dir=model.download_dir,
+                hub_cache=hub_cache,
+                report=report,
+            )
 
     def _send(self, data: bytes) -> None:
         import contextlib

@@ -134,6 +134,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_held_requests: int = 256
     shutdown_timeout: float = 30.0
     """Seconds that running requests get after SIGTERM."""
+    stall_timeout: float = 60.0
+    """Seconds without progress after which a start counts as stalled: /livez answers 503 then."""
     max_body_bytes: int = 32 * 2**20
     enable_request_id_headers: bool = False
     disable_fastapi_docs: bool = False

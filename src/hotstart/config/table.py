@@ -306,6 +306,12 @@ _HTTP_GROUP = Group(
         kind=Number(0),
         help="seconds that running requests get after SIGTERM",
     ),
+    flag(
+        "--stall-timeout",
+        to="http.stall_timeout",
+        kind=Number(0, above=True),
+        help="seconds without any progress of the start before /livez answers 503; slow is no stall",
+    ),
     flag("--max-body-bytes", to="http.max_body_bytes", kind=Size(), help="largest request body"),
     flag(
         "--enable-request-id-headers",

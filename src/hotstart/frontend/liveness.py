@@ -9,9 +9,17 @@ from hotstart.frontend.protocol.service import LivezResponse
 from hotstart.frontend.startup import Startup, State
 from hotstart.timeline import Phase, Timeline
 
+_WORK_SECONDS = 0.03
+"""CPU time between two looks that counts as work; waiting threads take far less."""
+
 
 class Liveness:
-    """Watches a timeline. ``stall``: seconds without any change that count as no progress."""
+    """Watches a timeline. ``stall``: seconds without any change that count as no progress.
+
+    However long a start takes, it is no stall while something moves: a phase begins, ends or counts
+    bytes, or, while none counts bytes, the engine computes. ``cpu_seconds`` is its CPU time so far:
+    an import from a slow disk or the first step of a large model has no other sign of life.
+    """
 
     def __init__(
         self,
@@ -19,11 +27,14 @@ class Liveness:
         timeline: Timeline,
         *,
         stall: float = 60.0,
+        cpu_seconds: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._startup = startup
         self._timeline = timeline
         self._stall = stall
+        self._cpu_seconds = cpu_seconds
+        self._worked = 0.0
         self._clock = clock
         self._changed = clock()
         timeline.listen(self._note)
@@ -31,13 +42,23 @@ class Liveness:
     def _note(self, phase: Phase) -> None:
         self._changed = self._clock()
 
+    def _idle(self, now: float, phase: Phase | None) -> float:
+        """Seconds since the last sign of life."""
+        counts_bytes = phase is not None and phase.total and phase.end is None
+        worked = self._cpu_seconds()
+        if worked - self._worked >= _WORK_SECONDS:
+            self._worked = worked
+            if not counts_bytes:
+                self._changed = now
+        return now - self._changed
+
     def report(self) -> LivezResponse:
         """The state now. Alive means ``status`` is loading, ready or draining."""
         now = self._clock()
         state = self._startup.state
         status, message = state.value, None
         phase = self._current()
-        idle = now - self._changed
+        idle = self._idle(now, phase)
         if state is State.FAILED:
             message = "; ".join(str(problem).rstrip(".") for problem in self._startup.failed) + "."
         elif state is State.LOADING and idle > self._stall:

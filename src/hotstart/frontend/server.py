@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
@@ -30,6 +30,12 @@ log = logging.getLogger("hotstart.frontend")
 
 _EXIT_GRACE = 1.0
 """Seconds that the parent gets to say why the engine died, after its socket closed."""
+_STALL_WATCH = 0.5
+"""Seconds between two looks at whether the start still moves."""
+_STALL_ADVICE = (
+    "/livez answers 503 until something moves; look at the storage (dmesg, the file server), "
+    "or allow more with --stall-timeout"
+)
 _CLOSE_GRACE = 5
 """Seconds that last answers get to reach their clients."""
 
@@ -44,16 +50,22 @@ def run(
 
 
 async def serve(
-    config: Config, sockets: list[socket.socket], engine: socket.socket, timeline: Timeline, startup: Startup
+    config: Config,
+    sockets: list[socket.socket],
+    engine: socket.socket,
+    timeline: Timeline,
+    startup: Startup,
+    *,
+    engine_cpu: Callable[[], float] = lambda: 0.0,
 ) -> int:
     """Answer on ``sockets`` (bound, listening or not) and speak to ``engine`` until stopped or failed.
 
     The caller has sent :class:`~hotstart.messages.Go` before it passes the checks on: from then on
     only this function writes to ``engine``. Returns the exit code: 0 after a signal that came when
     ready, 128 + signal before, else that of the lowest problem. The caller ends the engine process
-    afterwards.
+    afterwards. ``engine_cpu`` gives the engine's CPU time so far, in seconds.
     """
-    liveness = Liveness(startup, timeline)
+    liveness = Liveness(startup, timeline, stall=config.http.stall_timeout, cpu_seconds=engine_cpu)
     served = config.model.served_model_name[0] if config.model.served_model_name else config.model.model
     metrics = Metrics(served, timeline)
     stats_log = None if config.log.disable_log_stats else StatsLog(metrics)
@@ -72,15 +84,30 @@ async def serve(
     serving = asyncio.ensure_future(http.serve(sockets))
     serving.add_done_callback(lambda _: lifecycle.wake())
     lifecycle = _Lifecycle(frontend, serving)
+    watch = asyncio.ensure_future(_warn_of_stalls(frontend))
     try:
         await client.connect(engine)
         code = await lifecycle.run()
     finally:
+        watch.cancel()
         http.stop(at_once=lifecycle.at_once)
         await asyncio.wait((serving,))
         client.close()
     serving.result()
     return code
+
+
+async def _warn_of_stalls(frontend: Frontend) -> None:
+    """A log line when a start stops moving, and one when it moves again."""
+    stalled = False
+    while frontend.startup.state is State.LOADING:
+        report = frontend.liveness.report()
+        if not stalled and report.status == "stalled":
+            log.warning("%s %s", report.message, _STALL_ADVICE)
+        elif stalled and report.status == "loading":
+            log.info("the start moves again: %s", report.phase)
+        stalled = report.status == "stalled"
+        await asyncio.sleep(_STALL_WATCH)
 
 
 class _Lifecycle:

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from hotstart.checkpoint.base import Checkpoint, ShardFile
 from hotstart.errors import StorageError
+from hotstart.loading.pace import Pace
 from hotstart.storage.mounts import mount_of
 from hotstart.storage.residency import resident_fraction
 from hotstart.storage.source import FileSource
@@ -95,7 +96,7 @@ class Image:
         checkpoint: Checkpoint,
         *,
         strategy: str = "auto",
-        readers: int = _READERS,
+        readers: int | None = None,
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         self.checkpoint = checkpoint
@@ -105,6 +106,7 @@ class Image:
         self._lock = threading.Lock()
         self._done = 0
         self._stall = 0.0
+        self._pace = Pace(STEP)
         self._errors: list[BaseException] = []
         self._cancel = threading.Event()
         self._files = [
@@ -113,7 +115,7 @@ class Image:
         self._steps = self._plan()
         self._threads = [
             threading.Thread(target=self._run, name=f"weights-{i}", daemon=True)
-            for i in range(min(readers, len(self._steps)))
+            for i in range(min(readers or _READERS, len(self._steps)))
         ]
         self._when_done: Callable[[LoadReport], None] = lambda report: None
         self._began = 0.0
@@ -178,16 +180,25 @@ class Image:
                 if not self._steps:
                     return
                 file, offset, length = self._steps.pop()
-            began = time.monotonic()
             try:
-                file.fill(offset, length, self._cancel)
+                self._step(file, offset, length)
             except BaseException as error:
                 self._errors.append(error)
                 self._cancel.set()
                 return
+
+    def _step(self, file: _File, offset: int, length: int) -> None:
+        """Bring a step into memory, in reads that the storage answers in a fraction of a second."""
+        end = offset + length
+        while offset < end and not self._cancel.is_set():
+            part = min(self._pace.length, end - offset)
+            began = time.monotonic()
+            file.fill(offset, part, self._cancel)
             ended = time.monotonic()
+            self._pace.took(ended - began)
+            offset += part
             with self._lock:
-                self._done += length
+                self._done += part
                 self._stall = max(self._stall, ended - began)
                 self._ended = ended
                 done = self._done

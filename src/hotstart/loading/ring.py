@@ -22,6 +22,7 @@ from hotstart.checkpoint.base import Checkpoint, TensorRef
 from hotstart.device.base import HostBuffer
 from hotstart.errors import EngineError, HotstartError, StorageError
 from hotstart.loading.arena import Arena
+from hotstart.loading.pace import Pace
 from hotstart.units import format_rate, format_seconds, format_size
 
 THREADS = 8
@@ -110,6 +111,7 @@ class Loading:
         self._device = arena.device
         self._buffers, self._buffer_bytes = buffers, buffer_bytes
         self._progress = progress
+        self._pace = Pace(buffer_bytes)
         self._paths = [file.path for file in checkpoint.files]
         self._files = self._open()
         self._waiting = deque(self._chunks)
@@ -218,8 +220,10 @@ class Loading:
     def _fill(self, chunk: Chunk, view: memoryview) -> None:
         done = 0
         while done < chunk.nbytes:
+            began = time.monotonic()
+            part = view[done : min(done + self._pace.length, chunk.nbytes)]
             try:
-                got = os.preadv(self._files[chunk.file], [view[done : chunk.nbytes]], chunk.offset + done)
+                got = os.preadv(self._files[chunk.file], [part], chunk.offset + done)
             except OSError as error:
                 raise StorageError(
                     f"reading {self._paths[chunk.file]} at byte {chunk.offset + done} failed:"
@@ -234,15 +238,20 @@ class Loading:
                     advice="Something is writing to the model's directory; start again when it is done",
                 )
             done += got
+            self._pace.took(time.monotonic() - began)
+            self._advance(got)
+
+    def _advance(self, nbytes: int) -> None:
+        with self._lock:
+            self._read += nbytes
+            if self._progress is not None:
+                self._progress(self._read)
 
     def _arrived(self, chunk: Chunk) -> None:
         now = time.monotonic()
         with self._lock:
             self._stall = max(self._stall, now - self._latest)
             self._latest = now
-            self._read += chunk.nbytes
-            if self._progress is not None:
-                self._progress(self._read)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

@@ -1,0 +1,24 @@
+"""How much one read asks for: whole steps of a fast storage, little of a slow one.
+
+Progress is known only between reads, and without it a slow storage looks like a dead one.
+"""
+
+from __future__ import annotations
+
+_FIRST, _SHORTEST = 1 << 20, 256 << 10
+_FAST_SECONDS, _SLOW_SECONDS = 0.05, 1.0
+
+
+class Pace:
+    """Shared by the readers of one load. ``longest`` in bytes; lengths are powers of two below it."""
+
+    def __init__(self, longest: int) -> None:
+        self.length = min(_FIRST, longest)
+        self._longest = longest
+
+    def took(self, seconds: float) -> None:
+        """Learn from how long a read took."""
+        if seconds < _FAST_SECONDS:
+            self.length = min(2 * self.length, self._longest)
+        elif seconds > _SLOW_SECONDS:
+            self.length = max(self.length // 2, min(_SHORTEST, self._longest))
