@@ -28,7 +28,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     revision: str | None = None
     tokenizer_revision: str | None = None
     hf_token: str | None = None
-    trust_remote_code: bool = False
     dtype: str = "auto"
     """``auto`` (what is stored), ``float32``, ``float16`` or ``bfloat16``."""
     seed: int = 0
@@ -139,7 +138,6 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 32 * 2**20
     enable_request_id_headers: bool = False
     disable_fastapi_docs: bool = False
-    enable_server_load_tracking: bool = False
     enable_prompt_tokens_details: bool = False
     enable_force_include_usage: bool = False
     return_tokens_as_token_ids: bool = False

@@ -12,6 +12,7 @@ from hotstart.device import host
 from hotstart.device.choose import DeviceChoice, open_device
 from hotstart.engine.kv_size import CPU_FIXED, CUDA_FIXED, KVSize, Memory
 from hotstart.errors import ModelError
+from hotstart.loading.options import LoaderOptions, Ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +109,13 @@ class CpuPlacement:
             return _RandomWeights(prepared)
         from hotstart.loading.image import Image
 
-        image = Image(prepared.checkpoint, strategy=prepared.config.load.read_strategy, progress=progress)
+        load = prepared.config.load
+        image = Image(
+            prepared.checkpoint,
+            strategy=load.read_strategy,
+            readers=LoaderOptions.parse(load.model_loader_extra_config).concurrency,
+            progress=progress,
+        )
         return _ImageWeights(image, prepared)
 
     def device(self) -> torch.device:
@@ -258,15 +265,24 @@ class _ArenaWeights:
         layout = Layout.of(matched.loads, dtype=matched.dtype, tied=matched.tied)
         self.total = matched.nbytes
         self._checkpoint = prepared.checkpoint
+        self._options = LoaderOptions.parse(prepared.config.load.model_loader_extra_config)
         self._progress = progress
         self._arena = Arena(layout, device)
         self._loading: Loading | None = None
 
     def start(self, done: Callable[[object], None] = lambda report: None) -> None:
         """See :class:`Weights`."""
-        from hotstart.loading.ring import Loading
+        from hotstart.loading.ring import BUFFER_BYTES, BUFFERS, THREADS, Loading
 
-        self._loading = loading = Loading(self._checkpoint, self._arena, progress=self._progress)
+        ring = self._options.ring(Ring(THREADS, BUFFERS, BUFFER_BYTES))
+        self._loading = loading = Loading(
+            self._checkpoint,
+            self._arena,
+            threads=ring.threads,
+            buffers=ring.buffers,
+            buffer_bytes=ring.buffer_bytes,
+            progress=self._progress,
+        )
 
         def watch() -> None:
             try:
