@@ -21,7 +21,7 @@ demo: $(VENV)/installed ## fetch a real small model, serve it, show the start, s
 	@$(BIN)/python scripts/demo.py
 
 serve: $(VENV)/installed ## the same model, kept running: make serve SERVE_FLAGS="--port 9000"
-	@$(BIN)/python scripts/demo.py --serve -- $(SERVE_FLAGS)
+	@$(BIN)/python scripts/demo.py --serve $(SERVE_FLAGS)
 
 test: $(VENV)/dev ## the whole test suite
 	@$(BIN)/python -m pytest

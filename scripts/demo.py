@@ -2,7 +2,7 @@
 
 demo.py               the whole of it
 demo.py --prepare     only fetch and convert, which is done once
-demo.py --serve -- …  serve until Ctrl-C, with further flags of `hotstart serve`
+demo.py --serve …     serve until Ctrl-C; further flags are those of `hotstart serve`
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ def main() -> int:
     )
     parser.add_argument("--prepare", action="store_true")
     parser.add_argument("--serve", action="store_true")
-    parser.add_argument("flags", nargs="*", help="flags of hotstart serve, after --")
-    args = parser.parse_args()
+    args, flags = parser.parse_known_args()
     model = prepared()
+    if flags and not args.serve:
+        parser.error(f"unknown: {' '.join(flags)}")
     if args.prepare:
         print(model)
         return 0
     if args.serve:
-        command = serve_command(model, *args.flags)
+        command = serve_command(model, *flags)
         os.execv(command[0], command)
     return demonstrate(model)
 
