@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 MUST = (
     """
 --tokenizer /t | --served-model-name a b | --revision main | --tokenizer-revision main | --hf-token t
---trust-remote-code | --dtype auto | --dtype half | --dtype float16 | --dtype bfloat16 | --dtype float
+--dtype auto | --dtype half | --dtype float16 | --dtype bfloat16 | --dtype float
 --dtype float32 | --seed 1 | --max-model-len auto | --max-model-len -1 | --max-model-len 8k
 --hf-overrides {"a":1} | --generation-config vllm | --override-generation-config {"temperature":0.5}
 --download-dir /d | --load-format auto | --load-format safetensors | --load-format dummy
