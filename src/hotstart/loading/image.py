@@ -13,7 +13,9 @@ two to seven times as long).
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +27,7 @@ from hotstart.errors import StorageError
 from hotstart.loading.pace import Pace
 from hotstart.storage.mounts import mount_of
 from hotstart.storage.residency import resident_fraction
-from hotstart.storage.source import FileSource
+from hotstart.storage.source import FileSource, ReadCancelled
 from hotstart.units import format_rate, format_seconds, format_size
 
 STEP = 8 << 20
@@ -69,7 +71,7 @@ class LoadReport(Struct, frozen=True):
 def choose(file: ShardFile, strategy: str = "auto") -> Choice:
     """Map, read directly or read through the page cache. ``strategy`` other than auto is an order."""
     known = resident_fraction(file.path)
-    resident = known or 0.0
+    resident = 0.0 if known is None else known
     if strategy != "auto":
         return Choice(strategy, "as ordered by --read-strategy", resident, ordered=True)
     mount = mount_of(file.path)
@@ -78,6 +80,9 @@ def choose(file: ShardFile, strategy: str = "auto") -> Choice:
         return Choice("buffered", f"{kind} gets large ordered reads", resident)
     if mount.memory:
         return Choice("map", f"{mount.fs_type} is memory already", 1.0)
+    if known is None:
+        # Past the page cache, a file that lies there whole would be read from its device.
+        return Choice("buffered", "the kernel does not tell this user what is resident", resident)
     if resident >= _RESIDENT:
         return Choice("map", f"{resident:.0%} resident in the page cache", resident)
     return Choice(
@@ -100,7 +105,6 @@ class Image:
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         self.checkpoint = checkpoint
-        self.choices = [choose(file, strategy) for file in checkpoint.files]
         self.total = sum(file.size for file in checkpoint.files)
         self._progress = progress
         self._lock = threading.Lock()
@@ -109,9 +113,7 @@ class Image:
         self._pace = Pace(STEP)
         self._errors: list[BaseException] = []
         self._cancel = threading.Event()
-        self._files = [
-            _File(file, choice) for file, choice in zip(checkpoint.files, self.choices, strict=True)
-        ]
+        self._files = [_File(file, choose(file, strategy)) for file in checkpoint.files]
         self._steps = self._plan()
         self._threads = [
             threading.Thread(target=self._run, name=f"weights-{i}", daemon=True)
@@ -128,28 +130,33 @@ class Image:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def choices(self) -> list[Choice]:
+        """For each file, how it is brought in and why."""
+        return [file.choice for file in self._files]
+
     def wait(self) -> LoadReport:
-        """Block until every byte is there; raises the first error of a reader."""
+        """Block until every byte is there; raises the first error of a reader, or ReadCancelled."""
         for thread in self._threads:
             thread.join()
         if self._errors:
             raise self._errors[0]
+        if self._done < self.total:
+            raise ReadCancelled(self.checkpoint.path)
         for file in self._files:
             file.source.verify()
         return self._report()
 
     def _report(self) -> LoadReport:
         seconds = max(self._ended, self._began) - self._began
-        mapped = sum(
-            f.size for f, c in zip(self.checkpoint.files, self.choices, strict=True) if c.strategy == "map"
-        )
+        mapped = sum(file.size for file in self._files if file.choice.strategy == "map")
         return LoadReport(self.total, seconds, mapped, self._stall)
 
     def describe(self) -> str:
         """Strategies and reasons, for the log: ``map (100% resident in the page cache)``."""
         kinds: dict[tuple[str, str], int] = {}
-        for choice, file in zip(self.choices, self._files, strict=True):
-            kinds[file.strategy, choice.reason] = kinds.get((file.strategy, choice.reason), 0) + 1
+        for choice in self.choices:
+            kinds[choice.strategy, choice.reason] = kinds.get((choice.strategy, choice.reason), 0) + 1
         return ", ".join(
             f"{strategy} ({reason})" + (f" x{count}" if count > 1 else "")
             for (strategy, reason), count in kinds.items()
@@ -170,7 +177,7 @@ class Image:
             for file in self._files
             for offset in range(0, file.size, STEP)
         ]
-        steps.sort(key=lambda step: step[0].strategy == "map")
+        steps.sort(key=lambda step: step[0].choice.strategy == "map")
         steps.reverse()
         return steps
 
@@ -212,8 +219,8 @@ class _File:
 
     def __init__(self, file: ShardFile, choice: Choice) -> None:
         self.size = file.size
-        self.strategy = choice.strategy
-        self.source = _open(file.path, choice)
+        self.choice = choice
+        self.source = self._open(file.path)
         if self.source.size != file.size:
             raise self.source.changed()
         self.memory = self._map() if choice.strategy == "map" else self._allocate()
@@ -222,13 +229,33 @@ class _File:
 
     def fill(self, offset: int, length: int, cancel: threading.Event) -> None:
         """Bring ``length`` bytes at ``offset`` (a multiple of the page size) into memory."""
-        if self.strategy == "map":
-            if _libc.madvise(self._address + offset, length, _MADV_POPULATE_READ) != 0:
-                # Older than Linux 5.14: touch one byte of each page instead.
-                bytes(self._view[offset : offset + length : mmap.PAGESIZE])
+        if self.choice.strategy == "map":
+            self._populate(offset, length)
             return
         end = min(offset + -(-length // self.source.align) * self.source.align, len(self._view))
         self.source.read_into(self._view[offset:end], offset, cancel)
+
+    def _populate(self, offset: int, length: int) -> None:
+        """Enter pages into the page table; one that cannot be had is an error here and a SIGBUS later."""
+        if _libc.madvise(self._address + offset, length, _MADV_POPULATE_READ) == 0:
+            return
+        code = ctypes.get_errno()
+        self.source.verify()
+        if code != errno.EINVAL:
+            raise StorageError(
+                f"{self.source.name} cannot be read at byte {offset}: {os.strerror(code)}",
+                advice="Look for the device's errors in the kernel log (dmesg)",
+            )
+        # Older than Linux 5.14: touch one byte of each page instead.
+        bytes(self._view[offset : offset + length : mmap.PAGESIZE])
+
+    def _open(self, path: str) -> FileSource:
+        if self.choice.strategy == "direct":
+            try:
+                return FileSource(path, direct=True)
+            except StorageError as error:
+                self._fall_back(error)
+        return FileSource(path)
 
     def _map(self) -> mmap.mmap:
         try:
@@ -236,20 +263,21 @@ class _File:
             return mmap.mmap(
                 self.source.fileno(), self.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
             )
-        except OSError:
-            self.strategy = "buffered"  # a mount that cannot be mapped (ENODEV)
+        except OSError as error:
+            self._fall_back(
+                StorageError(
+                    f"{self.source.name} cannot be mapped: {error.strerror}",
+                    advice="Use --read-strategy buffered",
+                )
+            )
             return self._allocate()
+
+    def _fall_back(self, error: StorageError) -> None:
+        """Read through the page cache instead, unless the user asked for the other."""
+        if self.choice.ordered:
+            raise error
+        self.choice = Choice("buffered", error.found, self.choice.resident)
 
     def _allocate(self) -> mmap.mmap:
         size = -(-self.size // self.source.align) * self.source.align
         return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-def _open(path: str, choice: Choice) -> FileSource:
-    if choice.strategy == "direct":
-        try:
-            return FileSource(path, direct=True)
-        except StorageError:
-            if choice.ordered:
-                raise
-    return FileSource(path)

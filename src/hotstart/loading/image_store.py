@@ -16,8 +16,10 @@ from hotstart.models.spec import DTYPES, WeightSpec
 class ImageStore:
     """:class:`~hotstart.models.base.Store` over an :class:`~hotstart.loading.image.Image`.
 
-    Parts of a slot that are neighbours in their file become one tensor, others a tuple. What is
-    stored in another dtype than ``dtype`` is converted into memory of its own, fused.
+    Parts of a slot that are neighbours in their file become one tensor, others a tuple: views, bound
+    before their bytes have arrived. What is stored in another dtype than ``dtype`` is converted into
+    memory of its own, fused, and what is misaligned is copied: that waits for the readers, and raises
+    what they raise.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class ImageStore:
         """See :class:`~hotstart.models.base.Store`."""
         refs = [ref for _, ref in self._slots[self._aliases.get(slot, slot)]]
         if any(self._must_convert(ref) for ref in refs):
+            self._image.wait()
             parts = [self._view([ref]).to(self._dtype) for ref in refs]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
         if all(_adjacent(left, right) for left, right in pairwise(refs)):
@@ -61,6 +64,7 @@ class ImageStore:
         memory = self._image.memory(first.file)
         if first.offset % dtype.itemsize:
             # Misaligned for its type: some instructions fault on it, so it is copied.
+            self._image.wait()
             data = bytearray(memory[first.offset : first.offset + sum(ref.nbytes for ref in run)])
             return torch.frombuffer(data, dtype=dtype).view(shape)
         return torch.frombuffer(memory, dtype=dtype, count=prod(shape), offset=first.offset).view(shape)

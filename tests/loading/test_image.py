@@ -1,0 +1,373 @@
+"""File images and the tensors over them: the same bytes whichever way they came in."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from checkpoint_files import file_of
+from hotstart.checkpoint.base import Checkpoint
+from hotstart.checkpoint.layout import open_checkpoint
+from hotstart.errors import StorageError
+from hotstart.loading import image as image_module
+from hotstart.loading.image import STEP, Image, choose
+from hotstart.loading.image_store import ImageStore
+from hotstart.models.spec import WeightSpec
+from hotstart.storage.mounts import mount_of
+from hotstart.storage.residency import evict, resident_fraction
+from hotstart.storage.source import ReadCancelled
+
+STRATEGIES = pytest.mark.parametrize("strategy", ["map", "buffered", "direct"])
+NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float64: "F64"}
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A directory on the disk of the checkout: memory file systems have no direct reads to evict for."""
+    mount = mount_of(os.getcwd())
+    if mount is None or mount.memory or mount.network:
+        pytest.skip("needs a local disk")
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".images-") as directory:
+        yield Path(directory)
+
+
+def random_tensors(**shapes: tuple[int, ...]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def write(directory: Path, tensors: dict[str, Tensor], *, shift: int = 0, name: str = "model") -> Checkpoint:
+    """Tensors in the order given; ``shift`` makes the data begin at an address that is odd to 8."""
+    header: dict[str, Any] = {}
+    data = b""
+    for key, tensor in tensors.items():
+        raw = bytes(tensor.flatten().view(torch.uint8).tolist())
+        header[key] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
+        data += raw
+    header["__metadata__"] = {"pad": ""}
+    while (8 + len(file_of(header)) - 8) % 8 != shift:
+        header["__metadata__"]["pad"] += "x"
+    (directory / f"{name}.safetensors").write_bytes(file_of(header, data))
+    return open_checkpoint(str(directory))
+
+
+def write_large(directory: Path, size: int = 3 * STEP + 12345) -> Checkpoint:
+    """One file of several steps."""
+    header = {"weight": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    (directory / "model.safetensors").write_bytes(file_of(header, os.urandom(size)))
+    return open_checkpoint(str(directory))
+
+
+def store(
+    checkpoint: Checkpoint,
+    slots: dict[str, list[str]],
+    *,
+    strategy: str = "buffered",
+    dtype: torch.dtype = torch.float32,
+    aliases: dict[str, str] | None = None,
+) -> ImageStore:
+    """A store whose readers have begun."""
+    loads = []
+    for slot, names in slots.items():
+        at = 0
+        for name in names:
+            ref = checkpoint.tensors[name]
+            loads.append((WeightSpec(slot=slot, stored=(name,), shape=ref.shape, at=at), ref))
+            at += ref.shape[0] if ref.shape else 1
+    image = Image(checkpoint, strategy=strategy)
+    image.start()
+    made = ImageStore(image, list(reversed(loads)), aliases or {}, dtype)
+    image.wait()
+    return made
+
+
+@STRATEGIES
+def test_tensors_are_the_stored_ones_whichever_way_they_are_read(strategy: str, disk: Path) -> None:
+    tensors = random_tensors(a=(700, 33), b=(5,), c=(1, 2, 3))
+    found = store(write(disk, tensors), {name: [name] for name in tensors}, strategy=strategy)
+    for name, tensor in tensors.items():
+        assert torch.equal(found.tensor(name), tensor)  # type: ignore[arg-type]
+
+
+@STRATEGIES
+@pytest.mark.parametrize("shift", [1, 2, 4])
+def test_tensors_misaligned_for_their_dtype_are_copied(strategy: str, shift: int, disk: Path) -> None:
+    tensors = random_tensors(a=(9, 5), b=(7,))
+    found = store(write(disk, tensors, shift=shift), {name: [name] for name in tensors}, strategy=strategy)
+    for name, tensor in tensors.items():
+        got = found.tensor(name)
+        assert isinstance(got, Tensor)
+        assert torch.equal(got, tensor)
+        assert got.data_ptr() % 4 == 0
+
+
+@STRATEGIES
+def test_every_file_of_several_steps_is_read_whole(strategy: str, disk: Path) -> None:
+    checkpoint = write_large(disk)
+    done: list[int] = []
+    reports: list[object] = []
+    image = Image(checkpoint, strategy=strategy, progress=done.append)
+    image.start(reports.append)
+    report = image.wait()
+    path = checkpoint.files[0].path
+    assert image.memory(0)[: checkpoint.files[0].size] == Path(path).read_bytes()
+    assert len(done) >= 4
+    assert max(done) == image.total == report.bytes == os.path.getsize(path)
+    assert report.mapped == (report.bytes if strategy == "map" else 0)
+    assert len(reports) == 1
+    assert str(report).partition(" in ")[0].endswith("mapped" if strategy == "map" else "read")
+
+
+def test_neighbours_in_the_file_are_one_view_and_others_a_tuple(tmp_path: Path) -> None:
+    tensors = random_tensors(gate=(4, 3), up=(6, 3), k=(2, 3), q=(4, 3), v=(2, 3))
+    found = store(write(tmp_path, tensors), {"gate_up": ["gate", "up"], "qkv": ["q", "k", "v"]})
+    gate_up = found.tensor("gate_up")
+    assert isinstance(gate_up, Tensor)
+    assert torch.equal(gate_up, torch.cat([tensors["gate"], tensors["up"]]))
+    assert gate_up.data_ptr() == found.tensor("gate_up").data_ptr(), "a view, not a copy"  # type: ignore[union-attr]
+    qkv = found.tensor("qkv")
+    assert isinstance(qkv, tuple)
+    assert all(torch.equal(part, tensors[name]) for part, name in zip(qkv, "qkv", strict=True))
+
+
+@STRATEGIES
+def test_other_dtypes_are_converted_and_joined(strategy: str, disk: Path) -> None:
+    tensors = random_tensors(k=(2, 3), q=(4, 3))
+    tensors["q"] = tensors["q"].to(torch.bfloat16)
+    found = store(write(disk, tensors), {"qk": ["q", "k"]}, strategy=strategy, dtype=torch.bfloat16)
+    expected = torch.cat([tensors["q"], tensors["k"].to(torch.bfloat16)])
+    assert torch.equal(found.tensor("qk"), expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_converting_and_copying_wait_for_the_bytes(
+    shift: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = random_tensors(a=(64, 64))
+    checkpoint = write(tmp_path, tensors, shift=shift)
+    image = Image(checkpoint, strategy="buffered")
+    waited_for, read, wait = threading.Event(), os.preadv, image.wait
+    # Not a byte arrives before somebody waits for it.
+    monkeypatch.setattr(os, "preadv", lambda *args: read(*args) if waited_for.wait(10) else 0)
+    monkeypatch.setattr(image, "wait", lambda: (waited_for.set(), wait()))
+    image.start()
+    ref, dtype = checkpoint.tensors["a"], torch.float32 if shift else torch.float64
+    spec = WeightSpec(slot="a", stored=("a",), shape=ref.shape)
+    found = ImageStore(image, [(spec, ref)], {}, dtype).tensor("a")
+    waited_for.set()
+    assert torch.equal(found, tensors["a"].to(dtype))  # type: ignore[arg-type]
+
+
+def test_tied_weight_is_its_alias_and_absent_slots_say_so(tmp_path: Path) -> None:
+    tensors = random_tensors(embed=(8, 4))
+    found = store(write(tmp_path, tensors), {"embed": ["embed"]}, aliases={"head": "embed"})
+    assert torch.equal(found.tensor("head"), tensors["embed"])  # type: ignore[arg-type]
+    assert (found.has("head"), found.has("embed"), found.has("bias")) == (True, True, False)
+
+
+def test_scalars_have_no_dimension(tmp_path: Path) -> None:
+    tensors = {"scale": torch.tensor(3.5)}
+    assert torch.equal(
+        store(write(tmp_path, tensors), {"scale": ["scale"]}).tensor("scale"), tensors["scale"]
+    )  # type: ignore[arg-type]
+
+
+@STRATEGIES
+def test_file_that_shrank_before_it_was_read_is_an_error_with_its_size(strategy: str, disk: Path) -> None:
+    checkpoint = write_large(disk)
+    image = Image(checkpoint, strategy=strategy)
+    os.truncate(checkpoint.files[0].path, STEP)
+    image.start()
+    with pytest.raises(StorageError, match=f"shrank from {checkpoint.files[0].size} to {STEP} bytes"):
+        image.wait()
+
+
+@STRATEGIES
+def test_file_that_shrank_before_it_was_opened_is_an_error(strategy: str, disk: Path) -> None:
+    checkpoint = write_large(disk)
+    os.truncate(checkpoint.files[0].path, STEP)
+    with pytest.raises(StorageError, match="changed"):
+        Image(checkpoint, strategy=strategy)
+
+
+@STRATEGIES
+def test_file_that_was_written_to_during_the_load_is_an_error(strategy: str, disk: Path) -> None:
+    checkpoint = write_large(disk)
+    image = Image(checkpoint, strategy=strategy)
+    with open(checkpoint.files[0].path, "r+b") as file:
+        file.seek(100_000)
+        file.write(b"other bytes")
+    os.utime(checkpoint.files[0].path, ns=(1, 1))
+    image.start()
+    with pytest.raises(StorageError, match="was changed while it was being read"):
+        image.wait()
+
+
+def test_error_of_a_reader_surfaces_and_stops_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = write_large(tmp_path)
+
+    def broken(fd: int, buffers: list[memoryview], offset: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", broken)
+    image = Image(checkpoint, strategy="buffered")
+    image.start()
+    with pytest.raises(StorageError, match="Input/output error"):
+        image.wait()
+
+
+def test_store_that_must_convert_raises_what_the_readers_raise(tmp_path: Path) -> None:
+    checkpoint = write_large(tmp_path)
+    image = Image(checkpoint, strategy="buffered")
+    os.truncate(checkpoint.files[0].path, 1000)
+    image.start()
+    ref = checkpoint.tensors["weight"]
+    made = ImageStore(
+        image, [(WeightSpec(slot="w", stored=("weight",), shape=ref.shape), ref)], {}, torch.float32
+    )
+    with pytest.raises(StorageError, match="shrank"):
+        made.tensor("w")
+
+
+@STRATEGIES
+def test_cancelled_load_is_never_taken_for_a_whole_one(strategy: str, disk: Path) -> None:
+    image = Image(write_large(disk), strategy=strategy)
+    image.cancel()
+    image.start()
+    with pytest.raises(ReadCancelled):
+        image.wait()
+
+
+def test_cancel_stops_readers_between_steps(tmp_path: Path) -> None:
+    image = Image(write_large(tmp_path), strategy="buffered", readers=1, progress=lambda done: image.cancel())
+    image.start()
+    with pytest.raises(ReadCancelled):
+        image.wait()
+
+
+def refuse_direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def open_(path: str, flags: int, *rest: int, **options: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(path, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", open_)
+
+
+def refuse_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = mmap.mmap
+
+    def mmap_(fd: int, *rest: int) -> mmap.mmap:
+        if fd >= 0:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        return real(fd, *rest)
+
+    monkeypatch.setattr(image_module.mmap, "mmap", mmap_)
+
+
+def cold(checkpoint: Checkpoint) -> None:
+    evict(checkpoint.files[0].path)
+    if resident_fraction(checkpoint.files[0].path) != 0:
+        pytest.skip("this file system keeps its pages")
+
+
+def test_file_system_without_direct_reads_is_read_through_the_page_cache(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = write_large(disk)
+    cold(checkpoint)
+    refuse_direct(monkeypatch)
+    image = Image(checkpoint)
+    assert image.choices[0].strategy == "buffered"
+    assert image.describe().startswith("buffered (The file system of ")
+    assert "has no direct reads" in image.describe()
+    image.start()
+    image.wait()
+    path = checkpoint.files[0].path
+    assert image.memory(0)[: checkpoint.files[0].size] == Path(path).read_bytes()
+
+
+def test_file_system_without_maps_is_read(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = write_large(disk)
+    refuse_maps(monkeypatch)
+    image = Image(checkpoint)
+    image.start()
+    report = image.wait()
+    assert image.describe() == f"buffered ({checkpoint.files[0].path} cannot be mapped: No such device)"
+    assert report.mapped == 0
+
+
+def test_ordered_strategy_does_not_fall_back(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = write_large(disk)
+    refuse_direct(monkeypatch)
+    with pytest.raises(StorageError, match="--read-strategy buffered"):
+        Image(checkpoint, strategy="direct")
+    refuse_maps(monkeypatch)
+    with pytest.raises(StorageError, match="--read-strategy buffered"):
+        Image(checkpoint, strategy="map")
+
+
+def test_resident_file_is_mapped_and_a_cold_one_read_past_the_page_cache(disk: Path) -> None:
+    checkpoint = write_large(disk)
+    file = checkpoint.files[0]
+    warm = choose(file)
+    assert (warm.strategy, warm.reason) == ("map", "100% resident in the page cache")
+    cold(checkpoint)
+    chosen = choose(file)
+    assert chosen.strategy == "direct"
+    assert chosen.reason.startswith("0% resident in the page cache")
+    image = Image(checkpoint)
+    image.start()
+    image.wait()
+    assert resident_fraction(file.path) == 0, "the page cache stays as it was"
+
+
+def test_file_of_unknown_residency_is_read_through_the_page_cache(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = write_large(disk)
+    monkeypatch.setattr(image_module, "resident_fraction", lambda path: None)
+    chosen = choose(checkpoint.files[0])
+    assert (chosen.strategy, chosen.resident) == ("buffered", 0.0)
+
+
+def test_memory_file_system_is_mapped() -> None:
+    mount = mount_of("/dev/shm") if os.path.isdir("/dev/shm") else None
+    if mount is None or not mount.memory:
+        pytest.skip("needs /dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        chosen = choose(write_large(Path(directory)).files[0])
+    assert (chosen.strategy, chosen.reason) == ("map", "tmpfs is memory already")
+
+
+def test_order_is_followed_whatever_is_resident(tmp_path: Path) -> None:
+    chosen = choose(write_large(tmp_path).files[0], "direct")
+    assert (chosen.strategy, chosen.reason) == ("direct", "as ordered by --read-strategy")
+
+
+def test_several_files_are_described_together(tmp_path: Path) -> None:
+    from checkpoint_files import write_model
+
+    checkpoint = open_checkpoint(str(write_model(tmp_path, shards=3)))
+    image = Image(checkpoint, strategy="buffered")
+    assert image.describe() == "buffered (as ordered by --read-strategy) x3"
+    image.start()
+    assert image.wait().bytes == sum(file.size for file in checkpoint.files)
