@@ -55,7 +55,7 @@ def reference(logits: Tensor, *, temperature: float, top_k: int, top_p: float, m
 
 
 def assert_drawn_from(shares: Tensor, expected: Tensor, count: int = 4000) -> None:
-    """Nothing impossible was drawn, and every share is within five standard deviations; rare ones together."""
+    """Nothing impossible was drawn, and shares (rare ones as one) are within five standard deviations."""
     assert not shares[expected == 0].any()
     rare = expected < 10 / count
     shares = torch.cat((shares[~rare], shares[rare].sum().reshape(1)))

@@ -10,6 +10,8 @@ unasked.
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct
 
 from hotstart.errors import DeviceError
@@ -96,31 +98,38 @@ def kv_size(
         size, reason = requested, "as given by --kv-cache-memory-bytes; nothing was measured"
     else:
         size, reason = max(0, room), arithmetic
-    tokens = size // (need.kv_per_token * block_size) * block_size
+    block = need.kv_per_token * block_size
+    tokens = size // block * block_size
     wanted = model_max_len if max_model_len in (None, -1) else max_model_len
     assert wanted is not None
     if max_model_len == -1:
-        wanted = min(wanted, tokens)
-    if tokens < wanted or tokens < block_size:
-        raise _does_not_fit(memory, need, size, tokens, wanted, arithmetic, utilization)
+        wanted = min(wanted, max(tokens, block_size))
+    if tokens < wanted:
+        kv = -(-wanted // block_size) * block
+        found = (
+            f"one request of --max-model-len {wanted} needs {format_size(kv)} of KV cache "
+            f"({wanted} tokens x {need.kv_per_token} bytes), and {format_size(size)} are left on "
+            f"{memory.name}: {arithmetic}"
+        )
+        total = need.weights + need.activations + need.fixed + kv
+        advice = [f"lower --max-model-len to at most {tokens}"] if tokens else []
+        if requested is not None:
+            advice.append(f"raise --kv-cache-memory-bytes to at least {kv}")
+        advice += _more_memory(memory, total, other, utilization if requested is None else 1.0)
+        raise DeviceError(
+            found, expected=f"{format_size(total)} in all", advice="To start, " + ", or ".join(advice)
+        )
     return KVSize(size, tokens, wanted, reason)
 
 
-def _does_not_fit(
-    memory: Memory, need: Need, size: int, tokens: int, wanted: int, arithmetic: str, utilization: float
-) -> DeviceError:
-    kv = wanted * need.kv_per_token
-    total = need.weights + need.activations + need.fixed + kv
+def _more_memory(memory: Memory, total: int, other: int, utilization: float) -> list[str]:
+    """Ways to have ``total`` bytes, where ``utilization`` and what others hold leave less."""
     advice = []
-    if tokens >= 16:
-        advice.append(f"lower --max-model-len to at most {tokens}")
-    if utilization < 0.98 and total <= memory.limit * 0.98:
-        advice.append(f"raise --gpu-memory-utilization to {min(0.98, total / memory.limit + 0.01):.2f}")
-    advice.append(f"give the server at least {format_size(total)}")
-    return DeviceError(
-        f"one request of --max-model-len {wanted} needs {format_size(kv)} of KV cache "
-        f"({wanted} tokens x {need.kv_per_token} bytes), and {format_size(size)} are left on {memory.name}: "
-        f"{arithmetic}",
-        expected=f"{format_size(total)} in all",
-        advice="To start, " + ", or ".join(advice),
-    )
+    share = math.ceil(total / memory.limit * 100) / 100
+    if utilization < share <= 0.98 and total <= memory.free:
+        advice.append(f"raise --gpu-memory-utilization to {share:.2f}")
+    if total > memory.free or share > utilization:
+        # Sizes are printed with three figures: half a unit more than what is needed.
+        needed = max(total / utilization, total + other) * 1.005
+        advice.append(f"give the server {format_size(needed)}")
+    return advice

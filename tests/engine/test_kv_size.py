@@ -1,0 +1,196 @@
+"""How large the KV cache is, and advice that holds: whoever follows it starts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hotstart.engine.kv_size import KVSize, Memory, Need, activation_bytes, kv_size
+from hotstart.errors import DeviceError
+from hotstart.units import parse_size
+
+MB, GB = 10**6, 10**9
+NEED = Need(weights=2 * GB, activations=200 * MB, fixed=300 * MB, kv_per_token=100_000)
+
+
+def size(
+    *,
+    limit: int = 10 * GB,
+    free: int | None = None,
+    utilization: float = 0.9,
+    requested: int | None = None,
+    max_model_len: int | None = None,
+    model_max_len: int = 4096,
+    need: Need = NEED,
+    block_size: int = 16,
+) -> KVSize:
+    memory = Memory("the GPU", limit, "machine", limit if free is None else free)
+    return kv_size(
+        memory,
+        need,
+        utilization=utilization,
+        requested=requested,
+        max_model_len=max_model_len,
+        model_max_len=model_max_len,
+        block_size=block_size,
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "expected_bytes"),
+    [
+        ({}, 6500 * MB),
+        ({"utilization": 1.0}, 7500 * MB),
+        ({"free": 6 * GB}, 3500 * MB),
+        ({"free": 9500 * MB}, 6500 * MB),
+        ({"limit": 4 * GB}, 1100 * MB),
+        ({"requested": 700 * MB}, 700 * MB),
+        ({"requested": 7500 * MB}, 7500 * MB),
+    ],
+    ids=str,
+)
+def test_what_is_left_beside_everything_else_is_the_cache(case: dict[str, int], expected_bytes: int) -> None:
+    found = size(**case)  # type: ignore[arg-type]
+    assert found.bytes == expected_bytes
+    assert found.tokens == expected_bytes // 1_600_000 * 16
+    assert found.max_model_len == 4096
+
+
+def test_arithmetic_is_the_reason_and_a_given_size_is_not_measured() -> None:
+    assert size().reason == (
+        "10.0 GB (machine) x 0.9 = 9.00 GB, 10.0 GB free (others hold 0 B); "
+        "weights 2.00 GB, activations 200 MB, processes 300 MB"
+    )
+    assert size(requested=GB).reason == "as given by --kv-cache-memory-bytes; nothing was measured"
+
+
+def test_context_is_the_models_or_what_was_asked_never_less() -> None:
+    assert size(max_model_len=100).max_model_len == 100
+    assert size(limit=10 * GB, model_max_len=60_000).max_model_len == 60_000
+    with pytest.raises(DeviceError):
+        size(model_max_len=70_000)
+
+
+def test_longest_context_that_fits_is_taken_when_asked_for() -> None:
+    assert size(max_model_len=-1, model_max_len=4096).max_model_len == 4096
+    assert size(max_model_len=-1, model_max_len=1_000_000).max_model_len == 64_992
+    with pytest.raises(DeviceError, match="one request of --max-model-len 16 needs"):
+        size(max_model_len=-1, limit=2 * GB)
+
+
+def test_given_size_larger_than_free_memory_names_the_largest() -> None:
+    with pytest.raises(DeviceError, match="--kv-cache-memory-bytes=9000000000") as error:
+        size(requested=9 * GB)
+    assert "others hold 0 B" in str(error.value)
+    largest = int(error.value.expected.removeprefix("at most "))
+    assert size(requested=largest).bytes == largest
+    with pytest.raises(DeviceError):
+        size(requested=largest + 1)
+
+
+def test_given_size_too_small_for_the_context_names_the_smallest() -> None:
+    with pytest.raises(DeviceError) as error:
+        size(requested=100 * MB, model_max_len=4095)
+    smallest = int(found(r"raise --kv-cache-memory-bytes to at least (\d+)", error.value))
+    assert size(requested=smallest, model_max_len=4095).max_model_len == 4095
+    with pytest.raises(DeviceError):
+        size(requested=smallest - 1, model_max_len=4095)
+    assert "--gpu-memory-utilization" not in error.value.advice, "it has no effect beside a given size"
+
+
+def test_error_carries_arithmetic_and_exit_code() -> None:
+    with pytest.raises(DeviceError) as error:
+        size(limit=3 * GB)
+    assert error.value.exit_code == 5
+    assert str(error.value).startswith(
+        "one request of --max-model-len 4096 needs 410 MB of KV cache (4096 tokens x 100000 bytes), and "
+        "200 MB are left on the GPU: 3.00 GB (machine) x 0.9 = 2.70 GB"
+    )
+
+
+def test_memory_that_others_hold_is_not_had_by_a_higher_share() -> None:
+    with pytest.raises(DeviceError) as error:
+        size(limit=10 * GB, free=2600 * MB)
+    assert "--gpu-memory-utilization" not in error.value.advice
+
+
+@given(
+    limit=st.integers(1, 200).map(lambda g: g * GB // 4),
+    held=st.floats(0, 0.9),
+    utilization=st.floats(0.1, 1.0),
+    weights=st.integers(1, 100 * GB),
+    kv_per_token=st.integers(1, 10**6),
+    block_size=st.sampled_from([16, 32, 128]),
+    context=st.integers(1, 200_000),
+    requested=st.one_of(st.none(), st.integers(0, 10 * GB)),
+)
+@settings(max_examples=400, deadline=None, derandomize=True)
+def test_every_advice_starts_the_server(
+    limit: int,
+    held: float,
+    utilization: float,
+    weights: int,
+    kv_per_token: int,
+    block_size: int,
+    context: int,
+    requested: int | None,
+) -> None:
+    used = int(limit * held)
+    case = {
+        "need": Need(weights=weights, activations=100 * MB, fixed=300 * MB, kv_per_token=kv_per_token),
+        "block_size": block_size,
+        "model_max_len": context,
+        "utilization": utilization,
+        "requested": requested,
+        "limit": limit,
+        "free": limit - used,
+    }
+    try:
+        fits = size(**case)  # type: ignore[arg-type]
+    except DeviceError as error:
+        assume("is more than is free" not in error.found)
+        message = error
+    else:
+        assert fits.max_model_len == context <= fits.tokens
+        assert fits.tokens * kv_per_token <= fits.bytes
+        return
+    assert message.advice
+    tried = 0
+    for pattern, apply in {
+        r"--max-model-len to at most (\d+)": lambda value: {"max_model_len": int(value)},
+        r"--gpu-memory-utilization to ([\d.]+)": lambda value: {"utilization": float(value)},
+        r"--kv-cache-memory-bytes to at least (\d+)": lambda value: {
+            "requested": int(value),
+            "limit": 1000 * GB,
+            "free": 1000 * GB,
+        },
+        r"give the server ([\d.]+ \w+)": lambda value: {
+            "limit": parse_size(value.replace(" ", "")),
+            "free": parse_size(value.replace(" ", "")) - used,
+            "requested": None
+            if requested is None
+            else int(context * kv_per_token + block_size * kv_per_token),
+        },
+    }.items():
+        match = re.search(pattern, message.advice)
+        if match is not None:
+            tried += 1
+            assert size(**{**case, **apply(match[1])}).max_model_len > 0  # type: ignore[arg-type]
+    assert tried
+
+
+def test_activation_bound_grows_with_tokens_and_sequences_and_covers_the_logits() -> None:
+    shape = {"hidden": 64, "intermediate": 96, "qkv": 128, "vocab": 1000, "dtype_bytes": 2}
+    few = activation_bytes(tokens=10, seqs=1, **shape)
+    assert few > 10 * (64 + 128 + 3 * 96) * 2 + 1000 * 4
+    assert activation_bytes(tokens=20, seqs=1, **shape) > few
+    assert activation_bytes(tokens=10, seqs=2, **shape) - few >= 1000 * 4
+
+
+def found(pattern: str, error: DeviceError) -> str:
+    match = re.search(pattern, str(error))
+    assert match is not None, str(error)
+    return match[1]
