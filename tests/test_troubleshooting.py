@@ -132,7 +132,8 @@ def quantised_checkpoint(bench: Bench) -> str:
 
 
 def context_that_does_not_fit(bench: Bench) -> str:
-    return bench.check("--max-model-len", "100000M", "--device", "cpu")
+    bench.edit_config(max_position_embeddings=1 << 28)
+    return bench.check("--gpu-memory-utilization", "0.001", "--device", "cpu")
 
 
 def kv_cache_that_does_not_fit(bench: Bench) -> str:

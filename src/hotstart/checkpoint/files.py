@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hotstart.checkpoint.base import ModelFiles
 from hotstart.checkpoint.lfs import MAX_STUB, stub_error
+from hotstart.checkpoint.refusals import no_weights
 from hotstart.errors import HotstartError, ModelError, raise_all
 from hotstart.storage.access import read_error, read_exactly
 from hotstart.units import format_size
@@ -220,9 +221,12 @@ def _named(reader: _Reader, content: dict[str, Any], file: str) -> dict[str, str
 
 def _no_config(path: str) -> ModelError:
     try:
-        weights = any(name.endswith((".safetensors", ".bin", ".gguf")) for name in os.listdir(path))
+        names = os.listdir(path)
     except OSError:
-        weights = False
+        names = []
+    if not names:
+        return no_weights(path, names, [])
+    weights = any(name.endswith((".safetensors", ".bin", ".gguf")) for name in names)
     return ModelError(
         f"{path} holds {'weights but ' if weights else ''}no config.json",
         expected="a model's directory with config.json, tokenizer files and weights",

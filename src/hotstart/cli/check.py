@@ -98,6 +98,8 @@ class Report(Struct):
             yield
         except HotstartError as error:
             for problem in error.problems if isinstance(error, ProblemsFound) else (error,):
+                if str(problem) in map(str, self.problems):
+                    continue  # two checks met the same thing
                 self.problems.append(problem)
                 expected = f"; expected {problem.expected.rstrip('.')}" if problem.expected else ""
                 self.findings.append(

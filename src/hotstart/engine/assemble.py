@@ -18,7 +18,7 @@ from hotstart.device import host
 from hotstart.device.choose import choose
 from hotstart.engine.kv_size import KVSize, Need, activation_bytes, kv_size
 from hotstart.engine.placement import Placement, Weights, place
-from hotstart.errors import ModelError
+from hotstart.errors import ConfigError, ModelError
 from hotstart.loading.match import Matched, match
 from hotstart.models.base import Family, Geometry
 from hotstart.models.registry import family_for
@@ -111,8 +111,9 @@ def without_files(specs: list[WeightSpec], config: Config, files: ModelFiles) ->
 
 
 def size_kv(prepared: Prepared) -> KVSize:
-    """The KV cache that fits beside everything else. Raises DeviceError."""
+    """The KV cache that fits beside everything else. Raises DeviceError and ConfigError."""
     config, g, placement = prepared.config, prepared.geometry, prepared.placement
+    _check_context(config.model.max_model_len, g.max_position_embeddings)
     size = _DTYPE_BYTES[prepared.matched.dtype]
     need = Need(
         weights=prepared.matched.nbytes,
@@ -141,6 +142,17 @@ def size_kv(prepared: Prepared) -> KVSize:
         model_max_len=g.max_position_embeddings,
         block_size=block_size,
     )
+
+
+def _check_context(asked: int | None, longest: int) -> None:
+    """Beyond what the model was made for it answers nonsense, which nobody should get unasked."""
+    if asked is not None and asked > longest:
+        raise ConfigError(
+            f"--max-model-len {asked} is longer than the model's context of {longest} tokens",
+            expected=f"at most {longest}, or auto",
+            advice="If the model was trained for more than its config.json says, pass "
+            f"--hf-overrides '{{\"max_position_embeddings\": {asked}}}'",
+        )
 
 
 def build(prepared: Prepared, weights: Weights) -> Built:
