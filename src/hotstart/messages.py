@@ -125,6 +125,8 @@ class Ready(msgspec.Struct, tag="ready", kw_only=True):
     device: str
     kv_cache_bytes: int
     kv_cache_tokens: int
+    kv_cache_reason: str = ""
+    """Where the size comes from: the arithmetic, or the flag."""
     block_size: int
     weights_bytes: int
     first_step: str

@@ -241,11 +241,13 @@ class _Server:
         ready, log = startup.ready, _log()
         if self.config.log.log_format == "text":
             log.info("start timeline\n%s", startup_table(self.timeline))
+        next_time = f"; to skip the computation next time: --kv-cache-memory-bytes={ready.kv_cache_bytes}"
         log.info(
-            "KV cache: %s, %d tokens; to skip the computation next time: --kv-cache-memory-bytes=%d",
+            "KV cache: %s, %d tokens: %s%s",
             format_size(ready.kv_cache_bytes),
             ready.kv_cache_tokens,
-            ready.kv_cache_bytes,
+            ready.kv_cache_reason,
+            "" if self.config.cache.kv_cache_memory_bytes else next_time,
         )
         if self.config.log.startup_json:
             try:

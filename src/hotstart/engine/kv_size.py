@@ -95,7 +95,7 @@ def kv_size(
                 expected=f"at most {max(0, limit)}",
                 advice="Pass a smaller value, or leave the flag out to have it computed",
             )
-        size, reason = requested, "as given by --kv-cache-memory-bytes; nothing was measured"
+        size, reason = requested, "as given by flag; nothing was measured"
     else:
         size, reason = max(0, room), arithmetic
     block = need.kv_per_token * block_size

@@ -106,6 +106,7 @@ def _serve(link: Link, prepared: Prepared, built: Built, timeline: Timeline) -> 
             device=built.device,
             kv_cache_bytes=built.kv.bytes,
             kv_cache_tokens=built.kv.tokens,
+            kv_cache_reason=built.kv.reason,
             block_size=built.block_size,
             weights_bytes=prepared.matched.nbytes,
             first_step=first,
