@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, cast
 
-from msgspec import Struct, ValidationError, convert, structs
+from msgspec import Meta, Struct, ValidationError, convert, structs
 
 from hotstart.checkpoint.resolve import resolve
 from hotstart.config.settings import (
@@ -27,6 +27,8 @@ from hotstart.config.settings import (
 from hotstart.engine.assemble import build, prepare
 from hotstart.errors import ConfigError
 from hotstart.frontend.generation import Choice
+from hotstart.frontend.protocol import fields as f
+from hotstart.frontend.sampling import per_choice
 from hotstart.frontend.start import load_text
 from hotstart.messages import NewRequest, SamplingParams, TokenLogprobs, pack_ids
 
@@ -38,6 +40,28 @@ _GROUPS: dict[str, type[Struct]] = {
     "parallel": ParallelConfig,
     "optimization": OptimizationConfig,
     "device": DeviceConfig,
+}
+
+
+Prompt = str | Sequence[int] | dict[str, Any]
+
+_BOUNDS: dict[str, Any] = {
+    "n": f.Choices,
+    "temperature": f.Temperature,
+    "top_p": f.TopP,
+    "top_k": f.TopK,
+    "min_p": f.MinP,
+    "presence_penalty": f.Penalty,
+    "frequency_penalty": f.Penalty,
+    "repetition_penalty": f.RepetitionPenalty,
+    "seed": f.Seed | None,
+    "stop": f.StopStrings,
+    "stop_token_ids": f.StopTokenIds,
+    "min_tokens": f.MaxTokens,
+    "max_tokens": Annotated[int, Meta(ge=1)],
+    "logprobs": f.LogprobsCount | None,
+    "prompt_logprobs": f.LogprobsCount | None,
+    "logit_bias": dict[int, f.Bias],
 }
 
 
@@ -82,6 +106,8 @@ class LLM:
         weights.wait()
         self._engine = built.engine
         self.max_model_len = built.kv.max_model_len
+        self._vocab_size = prepared.geometry.vocab_size
+        self._max_logprobs = min(config.model.max_logprobs, self._vocab_size)
         self._next_id = 0
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -93,14 +119,16 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts (texts, or lists of token ids), in order, as one batch.
+        """Complete prompts, in order, as one batch.
 
-        Raises ConfigError for a prompt that is empty or does not fit the context.
+        A prompt is a text, a list of token ids, or vLLM's ``{"prompt": …}`` and
+        ``{"prompt_token_ids": […]}``. Raises ConfigError, before anything is computed, for a prompt
+        that is empty, beyond the vocabulary or the context, and for parameters out of bounds.
         """
-        texts: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
+        texts = [_plain(prompt) for prompt in _as_list(prompts)]
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         every = (
@@ -113,8 +141,13 @@ class LLM:
                 f"{len(texts)} prompts and {len(every)} sampling parameters",
                 expected="as many of each, or one",
             )
-        runs = [self._submit(prompt, params) for prompt, params in zip(texts, every, strict=True)]
-        self._finish({choice.id: choice for run in runs for choice in run.choices})
+        runs = [self._prepare(prompt, params) for prompt, params in zip(texts, every, strict=True)]
+        choices = {choice.id: choice for run in runs for choice in run.choices}
+        try:
+            self._run(choices)
+        finally:
+            for request_id in choices:
+                self._engine.abort(request_id)  # those that an interrupt left behind
         return [run.output() for run in runs]
 
     def chat(
@@ -136,28 +169,62 @@ class LLM:
         ]
         return self.generate(prompts, sampling_params)
 
-    def _submit(self, prompt: str | Sequence[int], params: SamplingParams) -> _Run:
-        ids = self._text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    def _prepare(self, prompt: str | list[int], params: SamplingParams) -> _Run:
+        ids = self._text.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         if not ids or len(ids) >= self.max_model_len:
             raise ConfigError(
                 f"a prompt of {len(ids)} tokens",
                 expected=f"1 to {self.max_model_len - 1} (max_model_len - 1)",
             )
+        self._check_ids("a prompt", ids)
         room = self.max_model_len - len(ids)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        stop = [params.stop] if isinstance(params.stop, str) else params.stop
+        params = structs.replace(params, max_tokens=limit, stop=stop)
+        self._check(params)
         run = _Run(prompt if isinstance(prompt, str) else None, ids)
         for index in range(params.n):
-            seed = None if params.seed is None else params.seed + index
-            own = structs.replace(params, max_tokens=limit, seed=seed)
+            own = per_choice(params, index)
             choice = Choice(index, ids, own, self._text.tokenizer, time.monotonic())
             choice.id = self._next_id
             self._next_id += 1
-            self._engine.add(NewRequest(choice.id, pack_ids(ids), own, choice.arrival))
             run.choices.append(choice)
         return run
 
-    def _finish(self, choices: dict[int, Choice]) -> None:
+    def _check(self, params: SamplingParams) -> None:
+        """The bounds that the HTTP API has, too."""
+        for name, bound in _BOUNDS.items():
+            value = getattr(params, name)
+            try:
+                convert(value, bound)
+            except ValidationError as error:
+                expected = str(error).removeprefix("Expected ")
+                raise ConfigError(f"SamplingParams has {name}={value!r}", expected=expected) from None
+        if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+            raise ConfigError(
+                f"SamplingParams has min_tokens={params.min_tokens}",
+                expected=f"at most {params.max_tokens} (max_tokens, or what is left of max_model_len)",
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, name) or 0) > self._max_logprobs:
+                raise ConfigError(
+                    f"SamplingParams has {name}={getattr(params, name)}",
+                    expected=f"at most {self._max_logprobs} (max_logprobs)",
+                )
+        self._check_ids("logit_bias", params.logit_bias)
+
+    def _check_ids(self, what: str, ids: Iterable[int]) -> None:
+        wrong = next((token for token in ids if not 0 <= token < self._vocab_size), None)
+        if wrong is not None:
+            raise ConfigError(
+                f"{what} has the token id {wrong}", expected=f"0 to {self._vocab_size - 1} (vocabulary)"
+            )
+
+    def _run(self, choices: dict[int, Choice]) -> None:
         """Step until every choice has ended."""
+        for choice in choices.values():
+            new = NewRequest(choice.id, pack_ids(choice.prompt), choice.params, choice.arrival)
+            self._engine.add(new)
         while self._engine.has_work:
             step = self._engine.step()
             if step is None:
@@ -202,6 +269,26 @@ class _Run:
                 for choice in self.choices
             ],
         )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Several prompts, or one."""
+    if isinstance(prompts, (str, dict)) or (prompts and isinstance(prompts[0], int)):
+        return [cast(Prompt, prompts)]
+    return list(cast("Sequence[Prompt]", prompts))
+
+
+def _plain(prompt: Prompt) -> str | list[int]:
+    """A text or token ids."""
+    found: Any = prompt
+    if isinstance(prompt, dict):
+        found = prompt.get("prompt_token_ids", prompt.get("prompt"))
+        if found is None:
+            raise ConfigError(
+                f"a prompt with {', '.join(sorted(prompt)) or 'nothing in it'}",
+                expected="prompt or prompt_token_ids",
+            )
+    return found if isinstance(found, str) else list(found)
 
 
 def _config(model: str, settings: dict[str, Any]) -> Config:
