@@ -130,9 +130,10 @@ def size_kv(prepared: Prepared) -> KVSize:
         kv_per_token=g.kv_bytes_per_token(size),
     )
     block_size = placement.block_size(prepared)
-    requested = config.cache.kv_cache_memory_bytes
+    requested, given_by = config.cache.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
     if config.cache.num_gpu_blocks_override is not None:
         requested = config.cache.num_gpu_blocks_override * block_size * need.kv_per_token
+        given_by = "--num-gpu-blocks-override"
     return kv_size(
         placement.memory(),
         need,
@@ -141,6 +142,7 @@ def size_kv(prepared: Prepared) -> KVSize:
         max_model_len=config.model.max_model_len,
         model_max_len=g.max_position_embeddings,
         block_size=block_size,
+        given_by=given_by,
     )
 
 

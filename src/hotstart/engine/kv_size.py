@@ -75,8 +75,9 @@ def kv_size(
     max_model_len: int | None,
     model_max_len: int,
     block_size: int,
+    given_by: str = "--kv-cache-memory-bytes",
 ) -> KVSize:
-    """Decide. ``max_model_len`` None: the model's; -1: as long as fits. Raises DeviceError (exit 5)."""
+    """Decide. ``given_by`` is the flag behind ``requested``. ``max_model_len`` None: the model's; -1: as long as fits. Raises DeviceError (exit 5)."""
     share = int(memory.limit * utilization)
     other = max(0, memory.limit - memory.free)
     room = min(share, memory.free) - need.weights - need.activations - need.fixed
@@ -95,7 +96,7 @@ def kv_size(
                 expected=f"at most {max(0, limit)}",
                 advice="Pass a smaller value, or leave the flag out to have it computed",
             )
-        size, reason = requested, "as given by flag; nothing was measured"
+        size, reason = requested, f"as given by {given_by}; nothing was measured"
     else:
         size, reason = max(0, room), arithmetic
     block = need.kv_per_token * block_size
