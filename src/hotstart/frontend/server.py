@@ -99,14 +99,15 @@ async def serve(
 
 async def _warn_of_stalls(frontend: Frontend) -> None:
     """A log line when a start stops moving, and one when it moves again."""
-    stalled = False
-    while frontend.startup.state is State.LOADING:
+    stalled, status = False, "loading"
+    while status in ("loading", "stalled"):
         report = frontend.liveness.report()
-        if not stalled and report.status == "stalled":
+        status = report.status
+        if not stalled and status == "stalled":
             log.warning("%s %s", report.message, _STALL_ADVICE)
-        elif stalled and report.status == "loading":
+        elif stalled and status in ("loading", "ready"):
             log.info("the start moves again: %s", report.phase)
-        stalled = report.status == "stalled"
+        stalled = status == "stalled"
         await asyncio.sleep(_STALL_WATCH)
 
 

@@ -1,0 +1,38 @@
+"""Faults inside a real engine process: Python that runs there before anything else does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CUSTOMIZE = """
+import os
+with open("/proc/self/cmdline", "rb") as line:
+    if b"hotstart.engine.main" in line.read():
+        exec(os.environ["ENGINE_FAULT"])
+"""
+
+SLOW_READS = """
+import os, time
+_preadv, _passed = os.preadv, [0]
+def preadv(fd, buffers, offset, *flags):
+    wanted = sum(len(buffer) for buffer in buffers)
+    time.sleep(wanted / float(os.environ["BYTES_PER_SECOND"]))
+    while _passed[0] + wanted > float(os.environ.get("STOP_AFTER", "inf")):
+        if os.path.exists(os.environ["GO_ON"]):
+            break
+        time.sleep(0.02)
+    _passed[0] += wanted
+    return _preadv(fd, buffers, offset, *flags)
+os.preadv = preadv
+"""
+"""Each reader gets ``BYTES_PER_SECOND``; after ``STOP_AFTER`` bytes nothing until ``GO_ON`` exists."""
+
+
+def engine_fault(folder: Path, code: str, **variables: str) -> dict[str, str]:
+    """Environment of a server whose engine runs ``code`` when its interpreter is up."""
+    place = folder / "fault"
+    place.mkdir(exist_ok=True)
+    (place / "sitecustomize.py").write_text(_CUSTOMIZE)
+    path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH", "")]))
+    return {"PYTHONPATH": path, "ENGINE_FAULT": code, **variables}
