@@ -22,7 +22,9 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def llm(tiny_model: Callable[..., Path]) -> LLM:
-    return LLM(str(tiny_model("llama")), device="cpu", max_num_seqs=8, kv_cache_memory_bytes=2 << 20)
+    return LLM(
+        str(tiny_model("llama")), device="cpu", threads=1, max_num_seqs=8, kv_cache_memory_bytes=2 << 20
+    )
 
 
 def params(**changes: Any) -> SamplingParams:
@@ -106,7 +108,9 @@ def test_stop_id_ends_the_text_and_is_named(llm: LLM) -> None:
 
 
 def test_max_tokens_none_fills_the_context(tiny_model: Callable[..., Path]) -> None:
-    short = LLM(str(tiny_model("llama")), device="cpu", max_model_len=24, kv_cache_memory_bytes=1 << 20)
+    short = LLM(
+        str(tiny_model("llama")), device="cpu", threads=1, max_model_len=24, kv_cache_memory_bytes=1 << 20
+    )
     (output,) = short.generate([1, 2, 3], params(max_tokens=None))
     assert len(output.outputs[0].token_ids) == 24 - 3
     (bounded,) = short.generate([1, 2, 3], params(max_tokens=500))
@@ -146,7 +150,7 @@ def test_chat_goes_through_the_template(llm: LLM) -> None:
 
 def test_default_parameters_are_those_of_the_model(tiny_model: Callable[..., Path]) -> None:
     settings = {"override_generation_config": {"temperature": 0.0, "max_new_tokens": 3}}
-    model = LLM(str(tiny_model("llama")), device="cpu", kv_cache_memory_bytes=1 << 20, **settings)
+    model = LLM(str(tiny_model("llama")), device="cpu", threads=1, kv_cache_memory_bytes=1 << 20, **settings)
     assert model.get_default_sampling_params() == SamplingParams(temperature=0.0, max_tokens=3)
     assert len(model.generate(TEXTS[0])[0].outputs[0].token_ids) <= 3
 
@@ -235,12 +239,12 @@ def test_settings_that_cannot_be_are_refused(
     tiny_model: Callable[..., Path], settings: dict[str, Any], error: type[HotstartError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        LLM(str(tiny_model("llama")), device="cpu", **settings)
+        LLM(str(tiny_model("llama")), device="cpu", threads=1, **settings)
 
 
 def test_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError):
-        LLM(str(tmp_path), device="cpu")
+        LLM(str(tmp_path), device="cpu", threads=1)
 
 
 def test_model_without_a_template_completes_but_does_not_chat(tmp_path: Path) -> None:
@@ -253,7 +257,7 @@ def test_model_without_a_template_completes_but_does_not_chat(tmp_path: Path) ->
     path.write_text(
         json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "chat_template"})
     )
-    model = LLM(str(directory), device="cpu", kv_cache_memory_bytes=1 << 20)
+    model = LLM(str(directory), device="cpu", threads=1, kv_cache_memory_bytes=1 << 20)
     assert model.generate(TEXTS[0], GREEDY)[0].outputs[0].text
     with pytest.raises(ConfigError, match="no chat template"):
         model.chat([{"role": "user", "content": "x"}], GREEDY)

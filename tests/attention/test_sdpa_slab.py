@@ -225,4 +225,4 @@ def test_soft_capped_layers_are_refused_with_their_number() -> None:
 
 def test_address_space_that_cannot_be_had_is_an_error_with_advice() -> None:
     with pytest.raises(DeviceError, match="--max-num-seqs or --max-model-len"):
-        SdpaSlab([spec()], 1 << 30, 1 << 20, torch.float32)
+        SdpaSlab([spec()], 4, 1 << 48, torch.float32)

@@ -90,10 +90,9 @@ class ModelRunner:
             rows = hidden if len(last) == hidden.shape[0] else hidden[self._to_device(last)]
             sampled = self.sampler.sample(self.model.logits(rows), sampling)
             tokens = sampled.tokens
-            if self.device.type != "cpu":
-                where = self._to_device(array("q", [request.row for request in sampling]))
-                self.last_tokens.index_copy_(0, where, tokens)
-                tokens = tokens.to("cpu", non_blocking=True)
+            where = self._to_device(array("q", [request.row for request in sampling]))
+            self.last_tokens.index_copy_(0, where, tokens)
+            tokens = tokens.to("cpu", non_blocking=True)
         done = None
         if self.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
