@@ -338,7 +338,9 @@ class SlabManager:
         spared = self._pinned if beside is None else self._pinned | {beside.number}
         evictable = [number for number in self._donors if number not in spared]
         freed = sum(self._slabs[number].committed for number in evictable)
-        return len(self._empty) + len(evictable) >= slabs and self._committed - freed + tokens <= self.capacity
+        return (
+            len(self._empty) + len(evictable) >= slabs and self._committed - freed + tokens <= self.capacity
+        )
 
     def _make_room(self, tokens: int) -> None:
         """Evict donors until ``tokens`` more may be committed."""
