@@ -176,6 +176,8 @@ class _Server:
         assert report.files is not None
         assert report.text is not None
         assert report.geometry is not None
+        # Before anything else knows: once the checks are passed, the event loop writes to the socket.
+        self._send(frame(Go()))
         self.startup.pass_checks(
             Checked(
                 files=report.files,
@@ -186,7 +188,6 @@ class _Server:
                 else config.model.max_model_len or report.geometry.max_position_embeddings,
             )
         )
-        self._send(frame(Go()))
 
     def _path(self, hub_cache: str | None) -> str:
         """The model's directory; a hub name is downloaded in a phase of its own."""
