@@ -171,7 +171,8 @@ class CompletionAnswer:
         return self._tokenizer.decode(ids, skip_special_tokens=self._request.skip_special_tokens is not False)
 
     def _prompt_logprobs(self, choice: Choice) -> PromptLogprobsBody | None:
-        if self._request.prompt_logprobs is None or choice.prompt_logprobs is None:
+        # With echo and logprobs they are computed unasked; vLLM answers them then, too.
+        if choice.prompt_logprobs is None:
             return None
         return prompt_logprobs_body(self._names, choice.prompt_logprobs)
 
