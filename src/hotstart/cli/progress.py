@@ -185,9 +185,10 @@ def bar_line(running: list[Phase], now: float) -> str:
 def _columns() -> int:
     """A bar that wraps could not be removed again."""
     try:
-        return max(20, os.get_terminal_size(2).columns - 1)
+        columns = os.get_terminal_size(2).columns
     except OSError:
-        return 79
+        columns = 0
+    return max(20, (columns or 80) - 1)  # a container's terminal may not know its size
 
 
 def _percent(phase: Phase) -> float:

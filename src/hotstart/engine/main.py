@@ -53,17 +53,8 @@ class TorchImport:
         self._done.set()
 
     def wait(self) -> None:
-        """Return when torch is there. Raises EngineError when it cannot be imported."""
+        """Return when torch is there; raises what its import raised."""
         self._done.wait()
-        if isinstance(self._error, (ImportError, OSError)):  # OSError: a library that cannot be loaded
-            from hotstart.errors import EngineError
-
-            raise EngineError(
-                f"torch cannot be imported: {type(self._error).__name__}: {self._error}",
-                expected="torch 2.11 or newer, built for this machine",
-                advice=f"`{sys.executable} -c 'import torch'` shows the same; "
-                "pip install --force-reinstall torch may mend it",
-            )
         if self._error is not None:
             raise self._error
 

@@ -1,0 +1,192 @@
+"""What an operator reads: the last lines of a death, JSON for collectors, a terminal, the cache's size."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine_faults import SLOW_READS, engine_fault
+from running_server import RunningServer, alive, children, command, free_port, run_to_end
+
+Model = Callable[..., Path]
+
+BROKEN_TORCH = """
+raise ImportError("libcudart.so.99: cannot open shared object file: No such file or directory")
+"""
+RAISE_ON_LOAD = """
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "hotstart.engine.scheduler":
+            raise ZeroDivisionError("a defect")
+sys.meta_path.insert(0, Finder())
+"""
+WITH_LAST_WORDS = """
+import os, sys
+sys.stderr.write("free(): double free detected\\\\n")
+sys.stderr.flush()
+os.abort()
+"""
+DEATHS = {
+    "exits without a word": ("os._exit(3)", "the engine exited with code 3 and printed nothing"),
+    "crashes in native code": ("import ctypes; ctypes.string_at(0)", "SIGSEGV (a crash in native code)"),
+    "aborts with last words": (WITH_LAST_WORDS, "SIGABRT (native code gave up); the last it printed: free()"),
+    "is killed": (
+        "import signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "SIGKILL (probably the kernel's",
+    ),
+    "raises": (RAISE_ON_LOAD, "the engine failed: ZeroDivisionError: a defect"),
+}
+
+
+@pytest.mark.parametrize("how", DEATHS)
+def test_the_last_lines_say_how_the_engine_died(how: str, tiny_model: Model, tmp_path: Path) -> None:
+    code, cause = DEATHS[how]
+    status, output = run_to_end(tiny_model(), env=engine_fault(tmp_path, code))
+    assert status == 6
+    last = output.splitlines()[-2:]
+    assert any(line.startswith("hotstart: engine error: ") and cause in line for line in last)
+
+
+def test_a_torch_that_cannot_be_imported_is_named(tiny_model: Model, tmp_path: Path) -> None:
+    env = engine_fault(tmp_path, "")
+    (tmp_path / "fault" / "torch").mkdir()
+    (tmp_path / "fault" / "torch" / "__init__.py").write_text(BROKEN_TORCH)
+    (tmp_path / "fault" / "torch" / "version.py").write_text("cuda = None\n")
+    status, output = run_to_end(tiny_model(), "--device", "cpu", env=env)
+    assert status == 6
+    assert "torch could not be imported: ImportError: libcudart.so.99" in output
+    assert "Check that `python -c 'import torch'` works" in output
+    assert "Traceback" not in output
+
+
+NOISE = """
+import threading, sys, warnings
+def speak():
+    warnings.warn("something is deprecated")
+    print("a library speaks", file=sys.stderr, flush=True)
+threading.Timer(0.3, speak).start()
+"""
+
+
+def test_with_json_every_line_until_the_exit_is_an_object(tiny_model: Model, tmp_path: Path) -> None:
+    env = engine_fault(tmp_path, NOISE)
+    flags = ("--log-format", "json", "--enable-log-requests")
+    with RunningServer(tiny_model(), *flags, env=env, log=tmp_path / "log") as server:
+        server.until_ready().complete()
+        os.kill(server.engine_pid, signal.SIGKILL)
+        assert server.process.wait(60) == 6
+    entries = [json.loads(line) for line in server.output.splitlines()]
+    assert all({"timestamp", "level", "logger", "message"} <= entry.keys() for entry in entries)
+    messages = [entry["message"] for entry in entries]
+    assert "ready" in messages
+    assert "a library speaks" in messages
+    assert any("something is deprecated" in message for message in messages)
+    assert (entries[-1]["level"], entries[-1]["exit_code"]) == ("error", 6)
+    assert "SIGKILL" in messages[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "kind"),
+    [(["--max-modle-len", "4"], 2, "configuration error"), ([], 3, "model error")],
+)
+def test_with_json_errors_of_the_start_are_objects(
+    flags: list[str], code: int, kind: str, tmp_path: Path
+) -> None:
+    status, output = run_to_end(tmp_path / "absent", "--log-format", "json", *flags)
+    assert status == code
+    last = json.loads(output.splitlines()[-1])
+    assert (last["kind"], last["exit_code"]) == (kind, code)
+    for line in output.splitlines():
+        assert isinstance(json.loads(line), dict)
+
+
+def test_log_level_leaves_only_what_is_severe_enough(tiny_model: Model, tmp_path: Path) -> None:
+    with RunningServer(tiny_model(), "--log-level", "error", log=tmp_path / "log") as server:
+        server.until_ready()
+        assert server.output == ""
+
+
+def test_a_printed_cache_size_is_taken_back_without_measuring(tiny_model: Model, tmp_path: Path) -> None:
+    flags = ("--gpu-memory-utilization", "0.3")
+    with RunningServer(tiny_model(), *flags, log=tmp_path / "first") as server:
+        server.until_ready()
+        server.until(lambda: "hotstart: ready" in server.output)
+    [printed] = re.findall(r"KV cache: .* x 0\.3 = .*: (--kv-cache-memory-bytes=\d+)\n", server.output)
+    with RunningServer(tiny_model(), printed, log=tmp_path / "second") as server:
+        server.until_ready()
+        server.until(lambda: "hotstart: ready" in server.output)
+    assert "as given by --kv-cache-memory-bytes; nothing was measured\n" in server.output
+
+
+def test_a_taken_port_is_refused_before_the_engine_has_begun(tiny_model: Model) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        status, output = run_to_end(tiny_model(), port=port)
+    assert status == 2
+    [error, advice] = output.splitlines()
+    assert f"127.0.0.1:{port} is taken by" in error
+    assert f"(pid {os.getpid()})" in error
+    assert advice == "  Stop that process, or choose another port with --port."
+
+
+def test_on_a_terminal_a_bar_moves_below_whole_lines(large_model: Path, tmp_path: Path) -> None:
+    env = engine_fault(tmp_path, SLOW_READS + NOISE, BYTES_PER_SECOND="4e6", TERM="xterm")
+    env["HOTSTART_CACHE_ROOT"] = str(tmp_path / "cache")
+    ours, theirs = pty.openpty()  # of unknown size, as `docker run -t` may give it
+    flags = ("--read-strategy", "buffered")
+    server = subprocess.Popen(
+        command(large_model, free_port(), *flags),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, **env},
+    )
+    os.close(theirs)
+    try:
+        written = read_terminal(ours, until=b"ready\r\n")
+        [engine] = children(server.pid)
+        server.terminate()
+        assert server.wait(60) == 0
+        assert not alive(engine)
+    finally:
+        server.kill()
+        os.close(ours)
+    bars = re.findall(r"\r\x1b\[K([█░]+ read weights: [^\r]*)", written)
+    assert len(bars) > 2
+    assert all(len(bar) < 80 for bar in bars)
+    lines = screen(written)
+    assert any(line.endswith("WARN  engine: a library speaks") for line in lines)
+    assert lines[-1].endswith("hotstart: ready")
+    assert not [line for line in lines if "░" in line]
+    for line in lines:
+        assert line.count(" INFO ") + line.count(" WARN ") <= 1
+
+
+def read_terminal(descriptor: int, *, until: bytes) -> str:
+    """What a terminal was sent, up to the end of ``until``."""
+    data, deadline = b"", time.monotonic() + 60
+    while until not in data:
+        assert select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0], data
+        data += os.read(descriptor, 65536)
+    return data.decode()
+
+
+def screen(written: str) -> list[str]:
+    """The lines that stay: a carriage return goes back, an erasure empties the line."""
+    lines = []
+    for line in written.split("\r\n"):
+        kept = re.split(r"\r\x1b\[K", line)[-1]
+        lines.append(re.sub(r"\x1b\[[0-9;]*m", "", kept))
+    return [line for line in lines if line]
