@@ -8,6 +8,7 @@ milliseconds, which is what a user with a retry loop does.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shlex
@@ -93,7 +94,12 @@ def observe(server: Server, *, memory: bool = False, idle_seconds: float = 0.0) 
     with tempfile.TemporaryFile() as output:
         spawned = time.monotonic()
         process = subprocess.Popen(
-            server.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            server.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
         )
         moments = _Moments()
         sampler = _PssSampler(process.pid) if memory else None
@@ -121,6 +127,15 @@ def observe(server: Server, *, memory: bool = False, idle_seconds: float = 0.0) 
             peak_pss=peak,
             idle_cpu=idle,
         )
+
+
+_prctl = ctypes.CDLL(None).prctl
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    """In the child: a benchmark that is killed takes the server it started with it."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait(
@@ -300,7 +315,12 @@ def running(server: Server) -> Iterator[Target]:
     """A started and ready server, stopped on the way out: for benchmarks of serving."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            server.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            server.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
         )
         moments = _Moments()
         try:
