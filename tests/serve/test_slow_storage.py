@@ -78,6 +78,7 @@ def test_a_storage_that_stops_giving_bytes_is_noticed_named_and_forgiven(
     fault = {"BYTES_PER_SECOND": "1e9", "STOP_AFTER": "5e6", "GO_ON": str(go)}
     env = engine_fault(tmp_path, SLOW_READS, **fault)
     with RunningServer(large_model, *READ, "--stall-timeout", "1", env=env, log=tmp_path / "log") as server:
+        server.until(lambda: server.get_status("/livez") == 200)
         server.until(lambda: (seen := livez(server))[0] == 503 and "read weights" in seen[1]["message"])
         _, body = livez(server)
         assert body["status"] == "stalled"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket
+import _thread
 import os
 import sys
 
@@ -51,6 +52,7 @@ class EngineProcess:
         self._fd = ours.detach()
         self._socket: socket.socket | None = None
         self._status: int | None = None
+        self._reaping = _thread.allocate_lock()
         self._relay: threading.Thread | None = None
         self._last_line = ""
 
@@ -91,15 +93,15 @@ class EngineProcess:
         import time
 
         deadline = time.monotonic() + timeout
-        while self._status is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self._status = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() >= deadline:
-                return None
-            else:
-                time.sleep(0.005)
-        return self._status
+        while True:
+            with self._reaping:  # a process can be waited for once, and two threads may ask
+                if self._status is None:
+                    pid, status = os.waitpid(self.pid, os.WNOHANG)
+                    if pid:
+                        self._status = os.waitstatus_to_exitcode(status)
+            if self._status is not None or time.monotonic() >= deadline:
+                return self._status
+            time.sleep(0.005)
 
     def kill(self) -> None:
         """End it now, and wait until it is gone. It holds nothing that must be saved."""
