@@ -192,6 +192,11 @@ ROWS: dict[str, Row] = {
     ),
     "half a tokenizer": (cut("tokenizer.json", to=3000), 3, ["tokenizer.json cannot be used", "line"]),
     "more tokens than embeddings": (more_tokens_than_embeddings, 3, ["has 512 tokens", "embedding 300"]),
+    "an end token that is no id": (
+        config(eos_token_id=["</s>"]),
+        3,
+        ["config.json sets eos_token_id to ['</s>']"],
+    ),
     "a default that is no number": (
         written("generation_config.json", b'{"temperature": "hot"}'),
         3,
@@ -263,6 +268,14 @@ def test_consolidated_copies_are_left_alone_and_said(model: Path, capsys: pytest
     shutil.copy(model / FIRST, model / "consolidated.safetensors")
     main(["check", str(model), "--port", "0"])
     assert "not read: consolidated.safetensors" in capsys.readouterr().out
+
+
+def test_an_end_token_that_can_never_come_is_a_warning(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config(eos_token_id=[0, 99_999])(model)
+    assert main(["check", str(model), "--port", "0"]) == 0
+    assert "eos_token_id 99999 in config.json is beyond the vocabulary of 512" in capsys.readouterr().out
 
 
 def test_a_padding_token_without_an_embedding_is_a_warning(

@@ -267,8 +267,8 @@ def _check_text(config: Config, report: Report) -> None:
         from hotstart.frontend.start import load_text
 
         report.text = load_text(report.files, config)
-        if report.text.warning:
-            report.warn("text", report.text.warning)
+        for warning in report.text.warnings:
+            report.warn("text", warning)
         if report.text.template is None:
             report.warn("text", report.text.no_template)
         else:

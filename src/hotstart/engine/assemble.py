@@ -64,7 +64,7 @@ class Prepared(Struct, kw_only=True):
         for source in (self.files.generation_config or {}, self.files.config):
             value = source.get("eos_token_id")
             found += [value] if isinstance(value, int) else value if isinstance(value, list) else []
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(token for token in found if token >= 0))  # some files write -1 for none
 
 
 class Built(Struct, kw_only=True):

@@ -37,8 +37,8 @@ class Text:
     """Why chat is refused, and what to do; empty when there is a template."""
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
     """Of generation_config.json and its overrides; ``max_new_tokens`` bounds what is not asked for."""
-    warning: str = ""
-    """Of tokens that only some requests would meet."""
+    warnings: tuple[str, ...] = ()
+    """Of tokens that the model's files name and the model does not have."""
 
 
 def load_text(files: ModelFiles, config: Config) -> Text:
@@ -50,10 +50,14 @@ def load_text(files: ModelFiles, config: Config) -> Text:
     tokenizer: Tokenizer | None = None
     template: ChatTemplate | None = None
     defaults: dict[str, Any] = {}
-    warning = ""
+    warnings: list[str] = []
     try:
         tokenizer = load_tokenizer(files)
-        warning = _check_vocabulary(files, tokenizer)
+        warnings += _check_vocabulary(files, tokenizer)
+    except HotstartError as error:
+        problems.append(error)
+    try:
+        warnings += _check_end_tokens(files)
     except HotstartError as error:
         problems.append(error)
     try:
@@ -66,7 +70,7 @@ def load_text(files: ModelFiles, config: Config) -> Text:
         problems.append(error)
     raise_all(problems)
     assert tokenizer is not None
-    return Text(tokenizer, template, "" if template else _no_template(files), defaults, warning)
+    return Text(tokenizer, template, "" if template else _no_template(files), defaults, tuple(warnings))
 
 
 def model_vocab_size(files: ModelFiles) -> int | None:
@@ -77,7 +81,7 @@ def model_vocab_size(files: ModelFiles) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _check_vocabulary(files: ModelFiles, tokenizer: Tokenizer) -> str:
+def _check_vocabulary(files: ModelFiles, tokenizer: Tokenizer) -> list[str]:
     """Raise ModelError when ordinary text can give tokens that the model has no embedding for.
 
     Fine-tunes often add a padding token and leave the embedding as it was: no text holds that token,
@@ -85,7 +89,7 @@ def _check_vocabulary(files: ModelFiles, tokenizer: Tokenizer) -> str:
     """
     size = model_vocab_size(files)
     if size is None:
-        return ""
+        return []
     ordinary = tokenizer.backend.get_vocab_size(with_added_tokens=False)
     if ordinary > size:
         raise ModelError(
@@ -96,12 +100,31 @@ def _check_vocabulary(files: ModelFiles, tokenizer: Tokenizer) -> str:
         )
     beyond = sorted(token for token in tokenizer.added_ids if token >= size)
     if not beyond:
-        return ""
+        return []
     names = ", ".join(tokenizer.piece(token) for token in beyond[:3])
-    return (
+    return [
         f"{len(beyond)} added tokens ({names}{' …' if len(beyond) > 3 else ''}) lie beyond the model's "
         f"vocabulary of {size}: prompts that hold one are refused"
-    )
+    ]
+
+
+def _check_end_tokens(files: ModelFiles) -> list[str]:
+    """Raise ModelError for ``eos_token_id`` that is no id; warn of one that can never come."""
+    size = model_vocab_size(files)
+    beyond: list[str] = []
+    for name, content in (("generation_config.json", files.generation_config), ("config.json", files.config)):
+        value = (content or {}).get("eos_token_id")
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
+            raise ModelError(
+                f"{name} sets eos_token_id to {value!r}",
+                expected="a token id, or a list of them",
+                advice="Copy the file again, or correct it there",
+            )
+        beyond += [f"{token} in {name}" for token in ids if size is not None and token >= size]
+    if not beyond:
+        return []
+    return [f"eos_token_id {', '.join(beyond)} is beyond the vocabulary of {size}: it never ends a text"]
 
 
 def _no_template(files: ModelFiles) -> str:
