@@ -112,6 +112,11 @@ def test_with_json_errors_of_the_start_are_objects(
         assert isinstance(json.loads(line), dict)
 
 
+def test_closed_streams_change_nothing(tmp_path: Path) -> None:
+    closing = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    assert subprocess.run([*closing, *command(tmp_path / "absent", free_port())]).returncode == 3
+
+
 def test_log_level_leaves_only_what_is_severe_enough(tiny_model: Model, tmp_path: Path) -> None:
     with RunningServer(tiny_model(), "--log-level", "error", log=tmp_path / "log") as server:
         server.until_ready()

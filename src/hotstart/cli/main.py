@@ -33,6 +33,8 @@ usage: hotstart COMMAND …
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (default: that of the process); returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        _open_closed_streams()
     try:
         return _run(words)
     except HotstartError as error:
@@ -80,6 +82,16 @@ def _print_defect(*, as_json: bool) -> None:
     else:
         traceback.print_exc()
         print(f"hotstart: {text}lines above", file=sys.stderr)
+
+
+def _open_closed_streams() -> None:
+    """Whoever starts a process may close its streams; the next files opened would take their numbers."""
+    while os.open(os.devnull, os.O_RDWR) <= 2:
+        pass
+    sys.stdin, sys.stdout, sys.stderr = (
+        stream or open(number, mode)  # noqa: SIM115 - open for the life of the process
+        for number, mode, stream in ((0, "r", sys.stdin), (1, "w", sys.stdout), (2, "w", sys.stderr))
+    )
 
 
 def _json_wanted(words: Sequence[str]) -> bool:
