@@ -110,5 +110,6 @@ def _operation(
 
 def _event(schema: dict[str, Any]) -> dict[str, Any]:
     """A server-sent event whose data is JSON, in the words of OpenAPI 3.2; the last one is ``[DONE]``."""
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
+    chunk = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
+    data = {"anyOf": [{"const": "[DONE]"}, chunk]}
     return {"type": "object", "required": ["data"], "properties": {"data": data}}
