@@ -55,6 +55,12 @@ def test_floor_of_files_that_are_read_has_the_same_parts(tiny_model: Callable[..
     assert 0 < floor.imported <= floor.arrived < floor.total
 
 
+def test_floor_of_a_device_goes_through_its_arena(tiny_model: Callable[..., Path]) -> None:
+    floor = measure_floor(str(tiny_model("llama", dtype="bfloat16", shards=2)), "arena", "cpu")
+    assert 0 < floor.imported <= floor.arrived < floor.total
+    assert floor.bytes > 0
+
+
 def test_plain_read_takes_time(tiny_model: Callable[..., Path]) -> None:
     assert measure_read(str(tiny_model()), "buffered") > 0
 

@@ -48,10 +48,15 @@ def import_torch() -> float:
     return time.monotonic() - begin
 
 
-def measure_floor(directory: str, how: str) -> Floor:
-    """Run the floor once. ``how``: ``map`` (the page cache holds the files), ``buffered``, ``direct``."""
+def measure_floor(directory: str, how: str, device: str = "") -> Floor:
+    """Run the floor once.
+
+    ``how`` the weights come: ``map`` (the page cache holds the files), ``buffered``, ``direct``; or
+    ``arena``: into the memory of ``device``, whose context then counts too.
+    """
     spawned = time.monotonic()
-    result = _json([sys.executable, _PROGRAM, "floor", directory, how, str(PROMPT_TOKENS)])
+    command = [sys.executable, _PROGRAM, "floor", directory, how, str(PROMPT_TOKENS)]
+    result = _json([*command, device] if device else command)
     return Floor(
         imported=result["imported"] - spawned,
         arrived=result["arrived"] - spawned,

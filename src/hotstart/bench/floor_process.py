@@ -1,11 +1,13 @@
 """The least that any torch-based start does, as a program: run in a fresh process, never imported.
 
     python floor_process.py floor DIRECTORY map|buffered|direct TOKENS
+    python floor_process.py floor DIRECTORY arena TOKENS DEVICE
     python floor_process.py read DIRECTORY buffered|direct
 
 ``floor``: a plain ``import torch`` while a thread fetches the weights, then one eager forward step
 of the checkpoint's shapes over its own bytes: a linear for every matrix, a norm for every vector,
-one attention a layer. No server, no tokenizer, no model class. ``read``: only fetch the bytes, as
+one attention a layer. No server, no tokenizer, no model class. With ``arena`` the weights go to a
+device by our own ring of staging buffers, which needs no torch. ``read``: only fetch the bytes, as
 fast as plain parallel reads can. Prints one JSON line, in seconds of ``time.monotonic()``.
 """
 
@@ -60,14 +62,59 @@ class Weights:
             self.buffers.append(map_file(path) if self.how == "map" else read_file(path, self.how))
         self.done = time.monotonic()
 
-    def tensors(self) -> Any:
-        """``(name, dtype, shape, buffer, offset)`` of each tensor."""
+    def tensors(self, torch: Any) -> Any:
+        """``(name, tensor)`` of each tensor that can be multiplied."""
         for buffer in self.buffers:
             length = int.from_bytes(buffer[:8], "little")
             header = json.loads(buffer[8 : 8 + length])
             header.pop("__metadata__", None)
             for name, entry in header.items():
-                yield name, entry["dtype"], entry["shape"], buffer, 8 + length + entry["data_offsets"][0]
+                if entry["dtype"] in FLOATS:
+                    dtype, shape = getattr(torch, FLOATS[entry["dtype"]]), torch.Size(entry["shape"])
+                    offset = 8 + length + entry["data_offsets"][0]
+                    flat = torch.frombuffer(buffer, dtype=dtype, count=shape.numel(), offset=offset)
+                    yield name, flat.view(shape)
+
+
+class DeviceWeights:
+    """The weights of a checkpoint, on their way to a device."""
+
+    def __init__(self, directory: str, device: str) -> None:
+        from hotstart.checkpoint.layout import open_checkpoint
+        from hotstart.device.choose import choose, open_device
+        from hotstart.loading.arena import Arena, Layout
+        from hotstart.models.spec import WeightSpec
+
+        self.checkpoint = open_checkpoint(directory)
+        self.layout = Layout.of(
+            (WeightSpec(slot=name, stored=(name,), shape=ref.shape), ref)
+            for name, ref in self.checkpoint.tensors.items()
+        )
+        opened = open_device(choose(device))
+        opened.attach()
+        self.arena = Arena(self.layout, opened)
+        self.size = 0
+        self.done = 0.0
+
+    def start(self) -> DeviceWeights:
+        """Begin to fetch."""
+        from hotstart.loading.ring import Loading
+
+        self._begin = time.monotonic()
+        self._loading = Loading(self.checkpoint, self.arena)
+        return self
+
+    def wait(self) -> None:
+        """Return when every byte is there."""
+        report = self._loading.wait()
+        self.size, self.done = report.bytes, self._begin + report.seconds
+
+    def tensors(self, torch: Any) -> Any:
+        """``(name, tensor)`` of each tensor that can be multiplied."""
+        for name in self.layout.slots:
+            tensor = self.arena.tensor(name)
+            if tensor.is_floating_point():
+                yield name, tensor
 
 
 def map_file(path: str) -> mmap.mmap:
@@ -117,7 +164,7 @@ def read_range(fd: int, view: memoryview, offset: int, end: int) -> None:
         offset += got
 
 
-def forward(torch: Any, weights: Weights, config: dict[str, Any], tokens: int) -> None:
+def forward(torch: Any, weights: Weights | DeviceWeights, config: dict[str, Any], tokens: int) -> None:
     """One step over ``tokens`` tokens: the multiplications, norms and attentions of every layer."""
     linear, attention = torch.nn.functional.linear, torch.nn.functional.scaled_dot_product_attention
     heads = config.get("num_attention_heads", 1)
@@ -125,37 +172,37 @@ def forward(torch: Any, weights: Weights, config: dict[str, Any], tokens: int) -
     active = config.get("num_experts_per_tok", 1 << 30)
     inputs: dict[tuple[int, object], Any] = {}
     head = None
-    for name, kind, shape, buffer, offset in weights.tensors():
+    for name, weight in weights.tensors(torch):
+        like = {"dtype": weight.dtype, "device": weight.device}
         expert = re.search(r"\.experts\.(\d+)\.", name)
-        if kind not in FLOATS or (expert and int(expert[1]) >= active):
+        if expert and int(expert[1]) >= active:
             continue
-        dtype = getattr(torch, FLOATS[kind])
-        weight = torch.frombuffer(buffer, dtype=dtype, count=torch.Size(shape).numel(), offset=offset).view(
-            shape
-        )
-        if len(shape) == 1:
-            torch.ones(tokens, shape[0], dtype=dtype) * weight
-        elif len(shape) == 2 and shape[0] == config.get("vocab_size"):
+        if weight.dim() == 1:
+            torch.ones(tokens, weight.shape[0], **like) * weight
+        elif weight.dim() == 2 and weight.shape[0] == config.get("vocab_size"):
             # The embedding is looked up, the head multiplies; tied weights do both.
             if head is None or "head" in name:
                 head = weight
-        elif len(shape) == 2:
-            key = shape[1], dtype
+        elif weight.dim() == 2:
+            key = weight.shape[1], weight.dtype
             if key not in inputs:
-                inputs[key] = torch.randn(tokens, shape[1]).to(dtype)
+                inputs[key] = torch.randn(tokens, weight.shape[1], **like)
             linear(inputs[key], weight)
         if "o_proj" in name or "out_proj" in name:
-            q = torch.randn(1, heads, tokens, width).to(dtype)
+            q = torch.randn(1, heads, tokens, width, **like)
             attention(q, q, q, is_causal=True)
     if head is not None:
-        hidden = torch.randn(1, head.shape[1]).to(head.dtype)
+        hidden = torch.randn(1, head.shape[1], dtype=head.dtype, device=head.device)
         linear(hidden, head).argmax(-1).item()
 
 
-def floor(directory: str, how: str, tokens: int) -> dict[str, float]:
+def floor(directory: str, how: str, tokens: int, device: str = "") -> dict[str, float]:
     """The whole of it, with the moments in between."""
     begin = time.monotonic()
-    weights = Weights(directory, how).start()
+    # Threads that spin while they wait multiply the time of a step beside a busy neighbour, and a
+    # floor is the least; the engine sets the same.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    weights = (DeviceWeights(directory, device) if how == "arena" else Weights(directory, how)).start()
     import torch
 
     imported = time.monotonic()
@@ -185,5 +232,7 @@ def read(directory: str, how: str) -> dict[str, float]:
 
 if __name__ == "__main__":
     task, directory, how, *rest = sys.argv[1:]
-    result = floor(directory, how, int(rest[0])) if task == "floor" else read(directory, how)
+    result = floor(directory, how, int(rest[0]), *rest[1:]) if task == "floor" else read(directory, how)
     print(json.dumps(result), flush=True)
+    # Neither a driver nor torch has anything to tidy up.
+    os._exit(0)

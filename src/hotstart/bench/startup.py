@@ -117,11 +117,12 @@ def main(argv: Sequence[str]) -> int:
         require_pillow()
     servers = _servers(values, model, arguments.rest)
     states = (WARM, COLD) if values["cache"] == "both" else (values["cache"],)
+    gpu = "" if not model else _gpu(arguments.rest)
     results = [Runs(state) for state in states]
     for number in range(values["iterations"]):
         for runs in results:
             print(f"round {number + 1} of {values['iterations']}, {runs.state} page cache", file=sys.stderr)
-            _round(runs, servers, model)
+            _round(runs, servers, model, gpu)
     if values["details"]:
         for server in servers:
             results[0].details[server.name] = observe(server, memory=True, idle_seconds=10.0)
@@ -184,16 +185,28 @@ def _ours(values: dict[str, object], model: str, serve_flags: Sequence[str]) -> 
 
 def _served_name(serve_flags: Sequence[str]) -> str:
     """The name that flags of ``serve`` give the model; empty: they do not."""
-    arguments = [part for word in serve_flags for part in word.split("=", 1)]
-    wanted = "--served-model-name"
-    return arguments[arguments.index(wanted) + 1] if wanted in arguments[:-1] else ""
+    return _value_of("--served-model-name", serve_flags)
+
+
+def _gpu(serve_flags: Sequence[str]) -> str:
+    """The GPU that the server will take, whose floor is another; empty: it runs on the CPU."""
+    from hotstart.device.choose import choose
+
+    choice = choose(_value_of("--device", serve_flags) or "auto")
+    return "" if choice.kind == "cpu" else choice.torch_name
+
+
+def _value_of(flag: str, words: Sequence[str]) -> str:
+    """The value of a flag among words of a command line; empty: it is not there."""
+    arguments = [part for word in words for part in word.split("=", 1)]
+    return arguments[arguments.index(flag) + 1] if flag in arguments[:-1] else ""
 
 
 def _pace(values: dict[str, object]) -> tuple[bool, float]:
     return not values["after_ready"], float(str(values["timeout"]))
 
 
-def _round(runs: Runs, servers: list[Server], model: str) -> None:
+def _round(runs: Runs, servers: list[Server], model: str, gpu: str) -> None:
     """Everything once; the page cache is put into its state before each of them."""
     files = pagecache.model_files(model) if model else []
     _prepare(runs.state, files)
@@ -204,7 +217,7 @@ def _round(runs: Runs, servers: list[Server], model: str) -> None:
         runs.reads.append(seconds)
     if model:
         _prepare(runs.state, files)
-        runs.floors.append(measure_floor(model, how))
+        runs.floors.append(measure_floor(model, "arena", gpu) if gpu else measure_floor(model, how))
     for server in servers:
         _prepare(runs.state, files)
         if files:
