@@ -77,7 +77,10 @@ def kv_size(
     block_size: int,
     given_by: str = "--kv-cache-memory-bytes",
 ) -> KVSize:
-    """Decide. ``given_by`` is the flag behind ``requested``. ``max_model_len`` None: the model's; -1: as long as fits. Raises DeviceError (exit 5)."""
+    """Decide. ``given_by`` is the flag behind ``requested``.
+
+    ``max_model_len`` None: the model's; -1: as long as fits. Raises DeviceError (exit 5).
+    """
     share = int(memory.limit * utilization)
     other = max(0, memory.limit - memory.free)
     room = min(share, memory.free) - need.weights - need.activations - need.fixed
