@@ -104,6 +104,8 @@ class LLM:
         weights.start()
         built = build(prepared, weights)
         weights.wait()
+        for _ in built.tune():
+            pass
         self._engine = built.engine
         self.max_model_len = built.kv.max_model_len
         self._vocab_size = prepared.geometry.vocab_size

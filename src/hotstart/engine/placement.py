@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hotstart.engine.assemble import Prepared
     from hotstart.engine.block_manager import BlockManager
     from hotstart.loading.image import Image
+    from hotstart.loading.image_store import ImageStore
     from hotstart.loading.ring import Loading
     from hotstart.models.base import Store
 
@@ -50,6 +51,10 @@ class Weights(Protocol):
 
     def store(self) -> Store:
         """The tensors by slot. Needs torch; they may be bound before their bytes have arrived."""
+        ...
+
+    def release(self, slot: str) -> None:
+        """The model uses a copy of the slot from now on."""
         ...
 
 
@@ -157,6 +162,7 @@ class _ImageWeights:
         self.describe = image.describe
         self._image = image
         self._prepared = prepared
+        self._store: ImageStore | None = None
 
     def store(self) -> Store:
         """See :class:`Weights`."""
@@ -166,7 +172,13 @@ class _ImageWeights:
 
         matched = self._prepared.matched
         aliases = {spec.slot: spec.alias_of for spec in matched.tied if spec.alias_of}
-        return ImageStore(self._image, list(matched.loads), aliases, getattr(torch, matched.dtype))
+        self._store = ImageStore(self._image, list(matched.loads), aliases, getattr(torch, matched.dtype))
+        return self._store
+
+    def release(self, slot: str) -> None:
+        """See :class:`Weights`."""
+        assert self._store is not None
+        self._store.release(slot)
 
 
 class _RandomWeights:
@@ -197,6 +209,9 @@ class _RandomWeights:
         p = self._prepared
         dtype = getattr(torch, p.matched.dtype)
         return RandomStore(p.family.specs(p.geometry), dtype, p.placement.device(), p.config.model.seed)
+
+    def release(self, slot: str) -> None:
+        """See :class:`Weights`. Slots are whole here: none is ever copied."""
 
 
 class CudaPlacement:
@@ -306,6 +321,9 @@ class _ArenaWeights:
     def store(self) -> Store:
         """See :class:`Weights`."""
         return self._arena
+
+    def release(self, slot: str) -> None:
+        """See :class:`Weights`. Slots of an arena are whole: none is ever copied."""
 
 
 def _refuse(reasons: list[str]) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from hotstart.engine.main import TorchImport
 
 _PROBE_ID = -1
+_DONE = object()
 _IDLE_BEFORE_CHORES = 0.5
 """Seconds without a request before the engine does what it put off."""
 _PROGRESS_EVERY = 0.1
@@ -112,8 +113,13 @@ def _serve(link: Link, prepared: Prepared, built: Built, timeline: Timeline) -> 
             first_step=first,
         )
     )
+    tuning = built.tune()
     chores = [_load_generators, _freeze]
     while True:
+        tuned = next(tuning, _DONE) is _DONE
+        if not engine.has_work and not tuned:
+            _take(link, engine, block=False)
+            continue
         if not engine.has_work and chores and not link.wait(_IDLE_BEFORE_CHORES):
             chores.pop()()
             continue

@@ -41,6 +41,19 @@ class Linear:
             residual = residual + self.biases[0]
         return torch.addmm(residual, x, self.weight)
 
+    def join(self) -> bool:
+        """Copy the parts into one matrix; False when it is one already.
+
+        One product in place of three: less to dispatch, fewer barriers between threads.
+        """
+        if self.weight is not None:
+            return False
+        self.weight = torch.cat([part.t() for part in self.parts]).t()
+        self.parts = (self.weight,)
+        if self.biases:
+            self.biases = (torch.cat(self.biases),)
+        return True
+
 
 def whole(weight: Weight) -> Tensor:
     """One tensor; parts are joined by a copy."""

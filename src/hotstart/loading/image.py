@@ -166,6 +166,13 @@ class Image:
         """Stop the readers at their next step."""
         self._cancel.set()
 
+    def release(self, file: int, offset: int, nbytes: int) -> None:
+        """Give back the whole pages inside a range that nobody reads any more."""
+        begin = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > begin:
+            self._files[file].memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
     def memory(self, file: int) -> mmap.mmap:
         """The image of a file; writable, private to this process."""
         return self._files[file].memory

@@ -53,6 +53,11 @@ class ImageStore:
             return self._view(refs)
         return tuple(self._view([ref]) for ref in refs)
 
+    def release(self, slot: str) -> None:
+        """Give back the memory behind a slot whose tensors are not used any more."""
+        for _, ref in self._slots[slot]:
+            self._image.release(ref.file, ref.offset, ref.nbytes)
+
     def _must_convert(self, ref: TensorRef) -> bool:
         return bool(getattr(torch, DTYPES[ref.dtype][0]) != self._dtype)
 

@@ -10,6 +10,8 @@ from hotstart.attention.base import AttentionSpec
 from hotstart.models.spec import WeightSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
     from torch import Tensor
 
@@ -103,6 +105,13 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [rows, vocab] from hidden [rows, hidden]."""
+        ...
+
+    def tune(self) -> Iterator[str]:
+        """What makes steps faster but no start should wait for, in pieces of some milliseconds.
+
+        Run between steps. Yields slots whose stored bytes are not used any more.
+        """
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,12 @@ class LlamaModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """See :class:`hotstart.models.base.Model`."""
         return self.head(hidden).float()
+
+    def tune(self) -> Iterator[str]:
+        """See :class:`hotstart.models.base.Model`."""
+        for weights in self.layers:
+            if weights.qkv.join():
+                yield f"layers.{weights.index}.qkv"
 
 
 def _bind(geometry: Geometry, store: Store, layer: int) -> LayerWeights:

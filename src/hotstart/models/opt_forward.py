@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,12 @@ class OptModel:
         if self.project_out is not None:
             hidden = self.project_out(hidden)
         return self.head(hidden).float()
+
+    def tune(self) -> Iterator[str]:
+        """See :class:`hotstart.models.base.Model`."""
+        for weights in self.layers:
+            if weights.qkv.join():
+                yield f"layers.{weights.index}.qkv"
 
 
 def _norm(geometry: Geometry, store: Store, slot: str) -> LayerNorm:
