@@ -1,6 +1,10 @@
 """A load of equal requests against running OpenAI servers, in turns: throughput, TTFT, TPOT.
 
     serving.py --server hotstart=http://localhost:8000 --server other=http://localhost:9000
+    serving.py --command "hotstart=8000:hotstart serve DIR --port 8000" --command "vllm=9000:vllm serve …"
+
+A --command is started for each of its turns and stopped after it, so that no idle neighbour takes
+part: on two cores even a server that nobody asks is felt.
 
 Prompts are random token ids, so that every server gets the same lengths and no cache helps. TPOT is
 (last token - first token) / (tokens - 1) of each request, as vLLM's benchmark defines it.
@@ -13,12 +17,16 @@ import json
 import random
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean, median, quantiles
 from urllib.parse import urlsplit
 
 from hotstart.bench.client import Answer, Target, ask, get, request_body
+from hotstart.bench.launch import Server, running, split_command
 
 
 @dataclass(frozen=True)
@@ -52,9 +60,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--server", action="append", required=True, help="NAME=URL; several are taken in turns"
-    )
+    parser.add_argument("--server", action="append", default=[], help="NAME=URL; several are taken in turns")
+    parser.add_argument("--command", action="append", default=[], help="NAME=PORT:COMMAND, taken in turns")
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--input-tokens", type=int, default=128)
@@ -62,13 +69,23 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     load = Load(args.requests, args.concurrency, args.input_tokens, args.output_tokens)
-    targets = dict(target(server) for server in args.server)
-    results: dict[str, list[Result]] = {name: [] for name in targets}
-    for where in targets.values():
-        run(where, Load(2, 2, load.input_tokens, 4))
-    for _ in range(args.rounds):
-        for name, where in targets.items():
-            results[name].append(run(where, load))
+    turns: dict[str, Callable[[], AbstractContextManager[Target]]] = {}
+    for server in args.server:
+        name, where = target(server)
+        turns[name] = partial(nullcontext, where)
+    for command in args.command:
+        name, _, rest = command.partition("=")
+        port, _, words = rest.partition(":")
+        turns[name] = partial(
+            running, Server(name, split_command(words), Target("127.0.0.1", int(port)), early=False)
+        )
+    results: dict[str, list[Result]] = {name: [] for name in turns}
+    for number in range(args.rounds):
+        for name, turn in turns.items():
+            with turn() as where:
+                run(where, Load(2, 2, load.input_tokens, 4))
+                results[name].append(run(where, load))
+            print(f"round {number + 1}, {name}: {results[name][-1].tokens_per_second:.1f} tok/s", flush=True)
     print(table(load, results))
     return 0
 
