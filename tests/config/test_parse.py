@@ -220,8 +220,8 @@ def test_a_medium_is_no_load_format(medium: str) -> None:
         (["--ssl-certfile", "a.pem"], "both --ssl-certfile and --ssl-keyfile"),
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "is less than --max-num-seqs 64"),
         (
-            ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "32", "--max-model-len", "64"],
-            "room for the longest prompt",
+            ["--no-enable-chunked-prefill", "--long-prefill-token-threshold", "32"],
+            "32 cuts prompts, and --no-enable-chunked-prefill forbids it",
         ),
     ],
 )

@@ -63,7 +63,8 @@ class EngineMachine(RuleBasedStateMachine):
             depth=depth,
             max_num_seqs=seqs,
             num_slabs=seqs + slabs,
-            max_num_batched_tokens=budget,
+            # A start without chunks is refused where a request may be longer than a step.
+            max_num_batched_tokens=budget if chunked else max(budget, LONGEST),
             chunked_prefill=chunked,
             long_prefill_token_threshold=threshold,
             prefix_caching=caching,

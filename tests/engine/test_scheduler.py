@@ -82,9 +82,44 @@ def test_without_chunks_a_prompt_waits_until_it_fits_the_step_whole() -> None:
     assert fixture.plan() == [[(0, 0, 10)], [(1, 0, 12)]]
 
 
-def test_without_chunks_a_prompt_larger_than_any_step_is_still_computed() -> None:
-    fixture = Fixture(max_num_batched_tokens=8, chunked_prefill=False)
-    fixture.add(range(1, 21), max_tokens=3)
+@DEPTHS
+def test_without_chunks_a_passed_over_prompt_goes_first_in_the_next_step(depth: int) -> None:
+    fixture = Fixture(max_num_batched_tokens=16, chunked_prefill=False, depth=depth)
+    fixture.add([1, 2], max_tokens=60)
+    fixture.step()
+    long = fixture.add(range(1, 17), max_tokens=1)
+    short = fixture.add([1, 2, 3], max_tokens=1)
+    before = len(fixture.steps)
+    fixture.run()
+    later = fixture.plan()[before:]
+    assert next(index for index, step in enumerate(later) if (long, 0, 16) in step) == 1
+    assert next(index for index, step in enumerate(later) if (short, 0, 3) in step) == 2
+    fixture.check_answers()
+
+
+def test_without_chunks_a_stream_of_long_prompts_leaves_every_second_step_to_the_running() -> None:
+    fixture = Fixture(max_num_batched_tokens=16, chunked_prefill=False, prefix_caching=False)
+    fixture.add([1, 2], max_tokens=12)
+    fixture.step()
+    for number in range(8):
+        fixture.add([1 + number % 6] * 16, max_tokens=1)
+    fixture.run()
+    decodes = [any(entry[0] == 0 for entry in step) for step in fixture.plan()]
+    assert decodes[1:9] == [True, False] * 4
+    fixture.check_answers()
+
+
+@KINDS
+def test_without_chunks_only_what_is_not_cached_must_fit_the_step(block_size: int | None) -> None:
+    fixture = Fixture(max_num_batched_tokens=48, chunked_prefill=False, block_size=block_size)
+    prompt = [1 + n % 6 for n in range(48)]
+    fixture.add(prompt, max_tokens=1)
+    fixture.run()
+    fixture.add([1, 2], max_tokens=30)
+    fixture.step()
+    fixture.add(prompt, max_tokens=1)
+    fixture.step()
+    assert [(number, start > 0) for number, start, _ in fixture.plan()[-1]] == [(1, True), (2, True)]
     fixture.run()
     fixture.check_answers()
 

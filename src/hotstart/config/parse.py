@@ -112,13 +112,14 @@ def _check_together(arguments: Arguments) -> None:
                 expected="at least one token for each request in a step",
             )
         )
-    length = values.get("model.max_model_len")
-    if tokens and length and values.get("scheduler.enable_chunked_prefill") is False and tokens < length:
+    if values.get("scheduler.enable_chunked_prefill") is False and (
+        most := values.get("scheduler.long_prefill_token_threshold")
+    ):
         problems.append(
             ConfigError(
-                f"--max-num-batched-tokens {tokens} is less than --max-model-len {length}",
-                expected="room for the longest prompt in one step",
-                advice="raise it, or leave --no-enable-chunked-prefill out",
+                f"--long-prefill-token-threshold {most} cuts prompts, "
+                "and --no-enable-chunked-prefill forbids it",
+                expected="one of them",
             )
         )
     raise_all(problems)

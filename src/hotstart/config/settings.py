@@ -77,9 +77,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What one step may hold."""
 
     max_num_seqs: int | None = None
-    """None: 256."""
+    """None: 256, or ``max_num_batched_tokens`` where that is less."""
     max_num_batched_tokens: int | None = None
-    """None: 2048 on CPU, 8192 on CUDA."""
+    """None: 2048 on CPU, 8192 on CUDA; or the context, where prompts may not be cut and it is more."""
     max_queued_requests: int = 1024
     enable_chunked_prefill: bool = True
     scheduling_policy: str = "fcfs"

@@ -174,18 +174,19 @@ _MEMORY_GROUP = Group(
         "--max-num-seqs",
         to="scheduler.max_num_seqs",
         kind=Whole(1),
-        help="requests in one step; default: 256",
+        help="requests in one step; default: 256, or the tokens of a step where they are fewer",
     ),
     flag(
         "--max-num-batched-tokens",
         to="scheduler.max_num_batched_tokens",
         kind=Whole(1),
-        help="tokens in one step; default: 2048 on CPU, 8192 on CUDA",
+        help="tokens in one step; default: 2048 on CPU, 8192 on CUDA; without chunked prefill, "
+        "at least the longest prompt",
     ),
     flag(
         "--enable-chunked-prefill",
         to="scheduler.enable_chunked_prefill",
-        help="cut long prompts into several steps",
+        help="cut long prompts into several steps; without it the longest must fit in one",
     ),
     flag(
         "--long-prefill-token-threshold",

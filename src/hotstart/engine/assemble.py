@@ -46,13 +46,20 @@ class Prepared(Struct, kw_only=True):
 
     @property
     def max_num_seqs(self) -> int:
-        """Running requests at most."""
-        return self.config.scheduler.max_num_seqs or DEFAULT_MAX_NUM_SEQS
+        """Running requests at most; by default never more than a step has tokens."""
+        return self.config.scheduler.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, self.max_num_batched_tokens)
 
     @property
     def max_num_batched_tokens(self) -> int:
-        """Tokens per step at most."""
-        return self.config.scheduler.max_num_batched_tokens or self.placement.default_batched_tokens
+        """Tokens per step at most; by default enough for one of each request, and for a whole prompt."""
+        scheduler, longest = self.config.scheduler, self.config.model.max_model_len
+        if scheduler.max_num_batched_tokens is not None:
+            return scheduler.max_num_batched_tokens
+        wanted = max(self.placement.default_batched_tokens, scheduler.max_num_seqs or 0)
+        if scheduler.enable_chunked_prefill:
+            return wanted
+        context = self.geometry.max_position_embeddings
+        return max(wanted, context if longest in (None, -1) else longest)
 
     @property
     def prefix_caching(self) -> bool:
@@ -144,7 +151,7 @@ def size_kv(prepared: Prepared) -> KVSize:
     if config.cache.num_gpu_blocks_override is not None:
         requested = config.cache.num_gpu_blocks_override * block_size * need.kv_per_token
         given_by = "--num-gpu-blocks-override"
-    return kv_size(
+    kv = kv_size(
         placement.memory(),
         need,
         utilization=config.cache.gpu_memory_utilization,
@@ -154,6 +161,21 @@ def size_kv(prepared: Prepared) -> KVSize:
         block_size=block_size,
         given_by=given_by,
     )
+    _check_step(prepared, kv.max_model_len)
+    return kv
+
+
+def _check_step(prepared: Prepared, context: int) -> None:
+    """A prompt that may not be cut, and fits no step, would wait forever."""
+    tokens = prepared.max_num_batched_tokens
+    if not prepared.config.scheduler.enable_chunked_prefill and tokens < context:
+        raise ConfigError(
+            f"--max-num-batched-tokens {tokens} is less than the context of {context} tokens, "
+            "and --no-enable-chunked-prefill forbids cutting a prompt",
+            expected="room for the longest prompt in one step",
+            advice=f"Pass --max-num-batched-tokens {context}, or --max-model-len {tokens}, "
+            "or leave --no-enable-chunked-prefill out",
+        )
 
 
 def _check_context(asked: int | None, longest: int) -> None:

@@ -33,6 +33,10 @@ class BlockManager(Protocol):
         """
         ...
 
+    def cached(self, request: Request) -> int:
+        """How many tokens of a waiting request :meth:`admit` would find computed now."""
+        ...
+
     def extend(self, request: Request, num_tokens: int) -> bool:
         """Make room for the first ``num_tokens`` tokens of a running request; False: no memory."""
         ...
@@ -103,6 +107,10 @@ class PagedBlockManager:
         self.queries += request.num_prompt if self._counts(request) else 0
         self.hits += hit if self._counts(request) else 0
         return hit
+
+    def cached(self, request: Request) -> int:
+        """See :class:`BlockManager`."""
+        return len(self._lookup(request)) * self.block_size
 
     def extend(self, request: Request, num_tokens: int) -> bool:
         """See :class:`BlockManager`."""
@@ -242,6 +250,10 @@ class SlabManager:
             self.queries += request.num_prompt
             self.hits += hit
         return hit
+
+    def cached(self, request: Request) -> int:
+        """See :class:`BlockManager`."""
+        return self._lookup(request)[1]
 
     def extend(self, request: Request, num_tokens: int) -> bool:
         """See :class:`BlockManager`."""

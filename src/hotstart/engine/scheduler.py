@@ -5,6 +5,10 @@ requests come first, single tokens before prefill chunks, then waiting requests 
 all inside one token budget. A request that finds no memory preempts the youngest running one,
 which starts over later (most of it from the prefix cache).
 
+Without chunked prefill a prompt is computed whole. One that finds no room beside the running
+requests goes before them in the next step, so that the head of the queue waits for one step at most,
+and they for one in two.
+
 Up to ``depth`` steps are in flight: a token sampled by an unfinished step is *pending*; it is
 counted, its value stays on the device.
 """
@@ -49,6 +53,7 @@ class Scheduler:
     """Queues, budget and preemption; knows nothing of tensors.
 
     ``max_num_batched_tokens`` bounds the tokens of a step, ``max_num_seqs`` the running requests.
+    Without ``chunked_prefill`` no request may be longer than a step.
     """
 
     def __init__(
@@ -68,6 +73,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.preemptions = 0
+        self._passed_over = False
+        """The head of the queue did not fit whole beside the last step's running requests."""
         self._rows = list(range(max_num_seqs - 1, -1, -1))
 
     def add(self, request: Request) -> None:
@@ -91,18 +98,25 @@ class Scheduler:
         """
         step = Step([])
         budget = self.max_num_batched_tokens
-        budget -= self._schedule_running(step, budget, decodes=True)
-        budget -= self._schedule_running(step, budget, decodes=False)
-        self._schedule_waiting(step, budget)
+        running = self.running.copy()
+        first, self._passed_over = self._passed_over, False
+        if first:
+            budget -= self._admit(step, budget)
+        budget -= self._schedule_running(running, step, budget, decodes=True)
+        budget -= self._schedule_running(running, step, budget, decodes=False)
+        while length := self._admit(step, budget):
+            budget -= length
+        if first:
+            self._passed_over = False  # the next step is the running requests' again
         step.copies = self.blocks.take_copies()
         for entry in step.entries:
             entry.request.num_computed += entry.length
             entry.request.pending += entry.samples
         return step if step.entries else None
 
-    def _schedule_running(self, step: Step, budget: int, *, decodes: bool) -> int:
+    def _schedule_running(self, running: list[Request], step: Step, budget: int, *, decodes: bool) -> int:
         used = 0
-        chosen = [r for r in self.running if (r.remaining == 1) is decodes and self._may_run(r)]
+        chosen = [r for r in running if (r.remaining == 1) is decodes and self._may_run(r)]
         for request in chosen:
             length = self._chunk(request.remaining, budget - used)
             if length == 0 or request.status is not Status.RUNNING:
@@ -113,30 +127,32 @@ class Scheduler:
             self._put(step, request, length)
         return used
 
-    def _schedule_waiting(self, step: Step, budget: int) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            request = self.waiting[0]
-            if request.pending:
-                # Preempted while a step was in flight: its last token is not known yet.
-                break
-            limit = self._chunk(len(request.tokens), budget)
-            if limit == 0:
-                break
-            hit = self.blocks.admit(request, limit)
-            if hit is None:
-                break
-            self.waiting.popleft()
-            request.status = Status.RUNNING
-            request.row = self._rows.pop()
-            request.num_computed = hit
-            self.running.append(request)
-            if not request.scheduled_once:
-                request.scheduled_once = True
-                request.cached_tokens = hit
-                step.admitted.append(request)
-            length = min(limit, request.remaining)
-            budget -= length
-            self._put(step, request, length)
+    def _admit(self, step: Step, budget: int) -> int:
+        """Let the head of the queue run; returns its tokens in this step, 0 when it must wait."""
+        if not self.waiting or len(self.running) == self.max_num_seqs:
+            return 0
+        request = self.waiting[0]
+        if request.pending:
+            # Preempted while a step was in flight: its last token is not known yet.
+            return 0
+        limit = self._first_chunk(request, budget)
+        if limit == 0:
+            return 0
+        hit = self.blocks.admit(request, limit)
+        if hit is None:
+            return 0
+        self.waiting.popleft()
+        request.status = Status.RUNNING
+        request.row = self._rows.pop()
+        request.num_computed = hit
+        self.running.append(request)
+        if not request.scheduled_once:
+            request.scheduled_once = True
+            request.cached_tokens = hit
+            step.admitted.append(request)
+        length = min(limit, request.remaining)
+        self._put(step, request, length)
+        return length
 
     def _put(self, step: Step, request: Request, length: int) -> None:
         samples = request.num_computed + length == request.num_tokens
@@ -148,13 +164,20 @@ class Scheduler:
             return False
         return request.pending == 0 or not request.needs_host_state
 
+    def _first_chunk(self, request: Request, budget: int) -> int:
+        """Tokens beyond its cached prefix that a waiting request may compute; 0: it must wait."""
+        length = len(request.tokens)
+        if self.chunked_prefill:
+            return self._chunk(length, budget)
+        if length > budget and length - self.blocks.cached(request) > budget:
+            self._passed_over = True
+            return 0
+        return length
+
     def _chunk(self, remaining: int, budget: int) -> int:
-        """Tokens of one request in this step; 0: it must wait."""
         length = min(remaining, budget)
         if self.long_prefill_token_threshold:
             length = min(length, self.long_prefill_token_threshold)
-        if not self.chunked_prefill and length < remaining and budget < self.max_num_batched_tokens:
-            return 0
         return length
 
     def _extend(self, request: Request, num_tokens: int, step: Step) -> bool:
