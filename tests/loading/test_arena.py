@@ -21,6 +21,7 @@ from hotstart.errors import DeviceError, EngineError, ModelError, StorageError
 from hotstart.loading.arena import ALIGNMENT, Arena, Layout
 from hotstart.loading.ring import Loading, load, plan_chunks
 from hotstart.models.spec import DTYPES, WeightSpec
+from hotstart.storage.source import identity
 
 Item = tuple[WeightSpec, TensorRef]
 
@@ -57,7 +58,7 @@ class Files:
         for index, data in enumerate(self.contents):
             path = self.folder / f"{index}.safetensors"
             path.write_bytes(data)
-            shards.append(ShardFile(str(path), len(data), self.start))
+            shards.append(ShardFile(str(path), len(data), self.start, identity=identity(os.stat(path))))
         return Checkpoint(str(self.folder), tuple(shards), self.refs)
 
     def value(self, name: str) -> torch.Tensor:
@@ -238,8 +239,26 @@ def test_progress_grows_to_the_total(files: Files) -> None:
     loading = Loading(files.checkpoint(), arena, threads=4, buffer_bytes=8192, progress=seen.append)
     loading.wait()
     loading.close()
-    assert seen == sorted(seen)
-    assert seen[-1] == loading.total
+    assert len(set(seen)) == len(seen)
+    assert max(seen) == loading.total
+
+
+def test_slow_progress_holds_up_no_other_reader(files: Files) -> None:
+    total = files.add("w", (64, 1024), "F32").nbytes
+    arena = Arena(Layout.of([files.item("w")]), FakeDevice())
+    first, finished = threading.Lock(), threading.Event()
+    others_went_on: list[bool] = []
+
+    def progress(done: int) -> None:
+        if first.acquire(blocking=False):
+            others_went_on.append(finished.wait(10))
+        elif done == total:
+            finished.set()
+
+    loading = Loading(files.checkpoint(), arena, threads=2, buffer_bytes=8192, progress=progress)
+    loading.wait()
+    loading.close()
+    assert others_went_on == [True]
 
 
 def test_buffers_are_given_back_on_close(files: Files) -> None:
@@ -257,8 +276,33 @@ def test_a_file_cut_after_its_header_was_read_is_named(files: Files) -> None:
     arena = Arena(Layout.of([files.item("w")]), device := FakeDevice())
     checkpoint = files.checkpoint()
     os.truncate(checkpoint.files[0].path, ref.offset + 5000)
-    with pytest.raises(StorageError, match=rf"0\.safetensors is {ref.offset + 5000} bytes long now"):
+    with pytest.raises(StorageError, match=r"0\.safetensors was replaced or changed after its header"):
         load(checkpoint, arena, buffer_bytes=8192)
+    assert device.pinned_bytes == 0
+
+
+def test_a_file_replaced_by_one_of_the_same_size_is_named(files: Files) -> None:
+    files.add("w", (64, 1024), "F32")
+    arena = Arena(Layout.of([files.item("w")]), FakeDevice())
+    checkpoint = files.checkpoint()
+    path = Path(checkpoint.files[0].path)
+    path.with_suffix(".new").write_bytes(bytes(checkpoint.files[0].size))
+    os.replace(path.with_suffix(".new"), path)
+    with pytest.raises(StorageError, match=r"0\.safetensors was replaced or changed after its header"):
+        load(checkpoint, arena)
+
+
+def test_a_file_written_to_after_its_bytes_were_read_is_an_error_too(files: Files) -> None:
+    files.add("w", (64, 1024), "F32")
+    arena = Arena(Layout.of([files.item("w")]), device := FakeDevice())
+    checkpoint = files.checkpoint()
+
+    def rewrite(done: int) -> None:
+        if done == checkpoint.tensors["w"].nbytes:
+            os.utime(checkpoint.files[0].path, ns=(1, 1))
+
+    with pytest.raises(StorageError, match=r"0\.safetensors was changed while it was being read"):
+        load(checkpoint, arena, progress=rewrite)
     assert device.pinned_bytes == 0
 
 
@@ -268,7 +312,7 @@ def test_a_file_that_cannot_be_opened_is_named(files: Files) -> None:
     arena = Arena(Layout.of([files.item("w"), files.item("x")]), FakeDevice())
     checkpoint = files.checkpoint()
     os.unlink(checkpoint.files[1].path)
-    with pytest.raises(StorageError, match=r"cannot open .*1\.safetensors: No such file"):
+    with pytest.raises(ModelError, match=r"1\.safetensors does not exist"):
         load(checkpoint, arena)
 
 

@@ -26,6 +26,7 @@ from hotstart.models.spec import WeightSpec
 from hotstart.storage.mounts import mount_of
 from hotstart.storage.residency import evict, resident_fraction
 from hotstart.storage.source import ReadCancelled
+from hotstart.units import format_seconds
 
 STRATEGIES = pytest.mark.parametrize("strategy", ["map", "buffered", "direct"])
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float64: "F64"}
@@ -130,6 +131,7 @@ def test_every_file_of_several_steps_is_read_whole(strategy: str, disk: Path) ->
     assert report.mapped == (report.bytes if strategy == "map" else 0)
     assert len(reports) == 1
     assert str(report).partition(" in ")[0].endswith("mapped" if strategy == "map" else "read")
+    assert str(report).endswith(f"longest stall {format_seconds(report.longest_stall)}")
 
 
 def test_neighbours_in_the_file_are_one_view_and_others_a_tuple(tmp_path: Path) -> None:
@@ -201,6 +203,16 @@ def test_file_that_shrank_before_it_was_opened_is_an_error(strategy: str, disk: 
     checkpoint = write_large(disk)
     os.truncate(checkpoint.files[0].path, STEP)
     with pytest.raises(StorageError, match="changed"):
+        Image(checkpoint, strategy=strategy)
+
+
+@STRATEGIES
+def test_file_that_was_replaced_before_it_was_opened_is_an_error(strategy: str, disk: Path) -> None:
+    checkpoint = write_large(disk)
+    path = Path(checkpoint.files[0].path)
+    path.with_suffix(".new").write_bytes(path.read_bytes())
+    os.replace(path.with_suffix(".new"), path)
+    with pytest.raises(StorageError, match="was replaced or changed after its header was read"):
         Image(checkpoint, strategy=strategy)
 
 

@@ -28,6 +28,8 @@ class ShardFile(Struct, frozen=True):
     data_start: int
     """8 + header length: where the first tensor's bytes may begin."""
     metadata: dict[str, str] = {}
+    identity: str = ""
+    """The file's identity when its header was read, as ``storage.source`` has it; empty: not known."""
 
 
 class Skipped(Struct, frozen=True):

@@ -21,6 +21,7 @@ from hotstart.checkpoint.base import ShardFile, TensorRef
 from hotstart.checkpoint.lfs import MAX_STUB, stub_error
 from hotstart.errors import HotstartError, ModelError
 from hotstart.storage.access import read_error, read_exactly
+from hotstart.storage.source import identity
 
 MAX_HEADER = 100_000_000
 """Bytes; the reference library's own limit."""
@@ -70,11 +71,14 @@ def read_header(path: str, file: int = 0) -> Header:
         raise read_error(path, error) from None
     finally:
         os.close(fd)
-    return parse_header(path, status.st_size, text, file)
+    return parse_header(path, status.st_size, text, file, identity(status))
 
 
-def parse_header(path: str, size: int, text: bytes, file: int = 0) -> Header:
-    """Validate a header's JSON against the size of its file. Raises ModelError."""
+def parse_header(path: str, size: int, text: bytes, file: int = 0, pinned: str = "") -> Header:
+    """Validate a header's JSON against the size of its file, whose identity is ``pinned``.
+
+    Raises ModelError.
+    """
     entries, metadata = _decode(path, text)
     data_start = 8 + len(text)
     tensors = []
@@ -104,7 +108,7 @@ def parse_header(path: str, size: int, text: bytes, file: int = 0) -> Header:
             expected=f"{end} bytes (8 + header {len(text)} + tensors {end - data_start})",
             advice=_ADVICE_BROKEN,
         )
-    shard = ShardFile(path=path, size=size, data_start=data_start, metadata=metadata)
+    shard = ShardFile(path=path, size=size, data_start=data_start, metadata=metadata, identity=pinned)
     return Header(shard, tuple(tensors))
 
 

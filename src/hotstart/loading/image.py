@@ -64,7 +64,7 @@ class LoadReport(Struct, frozen=True):
         how = "mapped" if self.mapped == self.bytes else "read"
         return (
             f"{format_size(self.bytes)} {how} in {format_seconds(self.seconds)} "
-            f"({format_rate(self.bytes, self.seconds)})"
+            f"({format_rate(self.bytes, self.seconds)}), longest stall {format_seconds(self.longest_stall)}"
         )
 
 
@@ -227,9 +227,8 @@ class _File:
     def __init__(self, file: ShardFile, choice: Choice) -> None:
         self.size = file.size
         self.choice = choice
+        self._identity = file.identity
         self.source = self._open(file.path)
-        if self.source.size != file.size:
-            raise self.source.changed()
         self.memory = self._map() if choice.strategy == "map" else self._allocate()
         self._view = memoryview(self.memory)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
@@ -259,10 +258,10 @@ class _File:
     def _open(self, path: str) -> FileSource:
         if self.choice.strategy == "direct":
             try:
-                return FileSource(path, direct=True)
+                return FileSource(path, direct=True, pinned=self._identity)
             except StorageError as error:
                 self._fall_back(error)
-        return FileSource(path)
+        return FileSource(path, pinned=self._identity)
 
     def _map(self) -> mmap.mmap:
         try:

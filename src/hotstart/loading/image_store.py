@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hotstart.checkpoint.base import TensorRef
+from hotstart.loading.footprint import is_copied
 from hotstart.loading.image import Image
 from hotstart.models.spec import DTYPES, WeightSpec
 
@@ -17,9 +18,9 @@ class ImageStore:
     """:class:`~hotstart.models.base.Store` over an :class:`~hotstart.loading.image.Image`.
 
     Parts of a slot that are neighbours in their file become one tensor, others a tuple: views, bound
-    before their bytes have arrived. What is stored in another dtype than ``dtype`` is converted into
-    memory of its own, fused, and what is misaligned is copied: that waits for the readers, and raises
-    what they raise.
+    before their bytes have arrived. What is stored in another dtype than ``dtype``, or misaligned, is
+    copied into memory of its own, fused, and the stored bytes are given back at once: that waits for
+    the readers, and raises what they raise.
     """
 
     def __init__(
@@ -32,6 +33,8 @@ class ImageStore:
         self._image = image
         self._aliases = aliases
         self._dtype = dtype
+        # A tied weight asks for its slot a second time, when the stored bytes are gone.
+        self._copies: dict[str, Tensor] = {}
         self._slots: dict[str, list[tuple[WeightSpec, TensorRef]]] = {}
         for spec, ref in weights:
             self._slots.setdefault(spec.slot, []).append((spec, ref))
@@ -44,35 +47,52 @@ class ImageStore:
 
     def tensor(self, slot: str) -> Tensor | tuple[Tensor, ...]:
         """See :class:`~hotstart.models.base.Store`."""
-        refs = [ref for _, ref in self._slots[self._aliases.get(slot, slot)]]
-        if any(self._must_convert(ref) for ref in refs):
+        name = self._aliases.get(slot, slot)
+        if name in self._copies:
+            return self._copies[name]
+        refs = [ref for _, ref in self._slots[name]]
+        if is_copied(refs, str(self._dtype).removeprefix("torch.")):
             self._image.wait()
-            parts = [self._view([ref]).to(self._dtype) for ref in refs]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
+            self._copies[name] = copy = self._copy(refs)
+            self._release(refs)
+            return copy
         if all(_adjacent(left, right) for left, right in pairwise(refs)):
             return self._view(refs)
         return tuple(self._view([ref]) for ref in refs)
 
     def release(self, slot: str) -> None:
         """Give back the memory behind a slot whose tensors are not used any more."""
-        for _, ref in self._slots[slot]:
+        self._copies.pop(slot, None)
+        self._release([ref for _, ref in self._slots[slot]])
+
+    def _release(self, refs: list[TensorRef]) -> None:
+        for ref in refs:
             self._image.release(ref.file, ref.offset, ref.nbytes)
 
-    def _must_convert(self, ref: TensorRef) -> bool:
-        return bool(getattr(torch, DTYPES[ref.dtype][0]) != self._dtype)
+    def _copy(self, refs: list[TensorRef]) -> Tensor:
+        """The parts in the model's dtype, stacked along dimension 0."""
+        copy = torch.empty(_shape(refs), dtype=self._dtype)
+        rows = [ref.shape[0] for ref in refs] if copy.dim() else []
+        for target, ref in zip(copy.split_with_sizes(rows) if rows else (copy,), refs, strict=True):
+            target.copy_(self._view([ref]))
+        return copy
 
     def _view(self, run: list[TensorRef]) -> Tensor:
-        """One tensor over neighbouring parts, stacked along dimension 0."""
-        first = run[0]
+        """One tensor over neighbouring parts, stacked along dimension 0; one that is misaligned, a copy."""
+        first, shape = run[0], _shape(run)
         dtype = getattr(torch, DTYPES[first.dtype][0])
-        shape = (sum(ref.shape[0] for ref in run), *first.shape[1:]) if first.shape else ()
         memory = self._image.memory(first.file)
         if first.offset % dtype.itemsize:
-            # Misaligned for its type: some instructions fault on it, so it is copied.
-            self._image.wait()
-            data = bytearray(memory[first.offset : first.offset + sum(ref.nbytes for ref in run)])
-            return torch.frombuffer(data, dtype=dtype).view(shape)
+            nbytes = prod(shape) * dtype.itemsize
+            raw = torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=first.offset)
+            return raw.clone().view(dtype).view(shape)
         return torch.frombuffer(memory, dtype=dtype, count=prod(shape), offset=first.offset).view(shape)
+
+
+def _shape(parts: list[TensorRef]) -> tuple[int, ...]:
+    """Of the parts stacked along dimension 0."""
+    first = parts[0]
+    return (sum(ref.shape[0] for ref in parts), *first.shape[1:]) if first.shape else ()
 
 
 def _adjacent(left: TensorRef, right: TensorRef) -> bool:

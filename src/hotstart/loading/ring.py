@@ -10,7 +10,6 @@ because every read gives up the interpreter lock and asks for it again.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from hotstart.device.base import HostBuffer
 from hotstart.errors import EngineError, HotstartError, StorageError
 from hotstart.loading.arena import Arena
 from hotstart.loading.pace import Pace
+from hotstart.storage.source import FileSource, ReadCancelled
 from hotstart.units import format_rate, format_seconds, format_size
 
 THREADS = 8
@@ -92,8 +92,9 @@ def load(
 class Loading:
     """A load under way; its threads run from the constructor on.
 
-    ``progress`` is called on reader threads, one at a time, with the file bytes read so far out of
-    :attr:`total`; it must be quick.
+    ``progress`` is called on the reader threads with the file bytes read so far out of
+    :attr:`total`; a slow one holds up its own thread only, and may see a larger number before a
+    smaller one.
     """
 
     def __init__(
@@ -112,8 +113,7 @@ class Loading:
         self._buffers, self._buffer_bytes = buffers, buffer_bytes
         self._progress = progress
         self._pace = Pace(buffer_bytes)
-        self._paths = [file.path for file in checkpoint.files]
-        self._files = self._open()
+        self._files = self._open(checkpoint)
         self._waiting = deque(self._chunks)
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -134,8 +134,8 @@ class Loading:
     def wait(self) -> LoadReport:
         """Block until all bytes are in device memory.
 
-        Raises the first reader's error: StorageError for a file, DeviceError for the device,
-        EngineError after :meth:`cancel`.
+        Raises the first reader's error: StorageError for a file, also for one that was written to
+        meanwhile, DeviceError for the device, EngineError after :meth:`cancel`.
         """
         for thread in self._threads:
             thread.join()
@@ -180,6 +180,8 @@ class Loading:
             with self._lock:
                 self._streams.append(stream)
             self._read_chunks(stream)
+        except ReadCancelled:
+            pass
         except BaseException as error:
             self._fail(error)
         finally:
@@ -218,34 +220,22 @@ class Loading:
         return slot
 
     def _fill(self, chunk: Chunk, view: memoryview) -> None:
+        source = self._files[chunk.file]
         done = 0
         while done < chunk.nbytes:
             began = time.monotonic()
             part = view[done : min(done + self._pace.length, chunk.nbytes)]
-            try:
-                got = os.preadv(self._files[chunk.file], [part], chunk.offset + done)
-            except OSError as error:
-                raise StorageError(
-                    f"reading {self._paths[chunk.file]} at byte {chunk.offset + done} failed:"
-                    f" {error.strerror}",
-                    advice="Look at the system log for errors of the disk or the network file system",
-                ) from error
-            if got == 0:
-                size = os.fstat(self._files[chunk.file]).st_size
-                raise StorageError(
-                    f"{self._paths[chunk.file]} is {size} bytes long now; it was longer before",
-                    expected=f"at least {chunk.offset + chunk.nbytes} bytes",
-                    advice="Something is writing to the model's directory; start again when it is done",
-                )
-            done += got
+            source.read_into(part, chunk.offset + done, self._stop)
+            done += len(part)
             self._pace.took(time.monotonic() - began)
-            self._advance(got)
+            self._advance(len(part))
 
     def _advance(self, nbytes: int) -> None:
         with self._lock:
             self._read += nbytes
-            if self._progress is not None:
-                self._progress(self._read)
+            read = self._read
+        if self._progress is not None:
+            self._progress(read)
 
     def _arrived(self, chunk: Chunk) -> None:
         now = time.monotonic()
@@ -258,20 +248,28 @@ class Loading:
             self._errors.append(error)
         self._stop.set()
 
-    def _open(self) -> dict[int, int]:
-        files: dict[int, int] = {}
+    def _open(self, checkpoint: Checkpoint) -> dict[int, FileSource]:
+        files: dict[int, FileSource] = {}
         try:
             for index in sorted({chunk.file for chunk in self._chunks}):
-                files[index] = os.open(self._paths[index], os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            for descriptor in files.values():
-                os.close(descriptor)
-            raise StorageError(f"cannot open {error.filename}: {error.strerror}") from error
+                file = checkpoint.files[index]
+                files[index] = FileSource(file.path, pinned=file.identity)
+        except BaseException:
+            for source in files.values():
+                source.close()
+            raise
         return files
 
     def _close_files(self) -> None:
-        while self._files:
-            os.close(self._files.popitem()[1])
+        """Compare each file with what was opened, once, when no thread reads any more; close it."""
+        with self._lock:
+            while self._files:
+                _, source = self._files.popitem()
+                try:
+                    source.verify()
+                except StorageError as error:
+                    self._errors.append(error)
+                source.close()
 
 
 class _Slot(Struct, frozen=True):

@@ -60,10 +60,11 @@ class Source(Protocol):
 class FileSource:
     """A file that stays the same file for the whole load, whatever happens to its name."""
 
-    def __init__(self, path: str, *, direct: bool = False) -> None:
+    def __init__(self, path: str, *, direct: bool = False, pinned: str = "") -> None:
         """Open a regular file; ``direct`` bypasses the page cache (O_DIRECT).
 
-        Raises StorageError when it cannot be opened, or cannot be read directly.
+        ``pinned`` is the identity that the file must still have; empty: any. Raises StorageError
+        when it cannot be opened, cannot be read directly, or is another file by now.
         """
         self.name = path
         self.align = DIRECT_ALIGN if direct else 1
@@ -81,7 +82,14 @@ class FileSource:
             os.close(self._fd)
             raise ModelError(f"{path} is no regular file", expected="a weight file")
         self.size = status.st_size
-        self.identity = _identity(status)
+        self.identity = identity(status)
+        if pinned and self.identity != pinned:
+            os.close(self._fd)
+            raise StorageError(
+                f"{path} was replaced or changed after its header was read",
+                expected="files that stay as they are during a load",
+                advice="Wait until the copy into this directory is complete, then start again",
+            )
 
     def read_into(self, buffer: memoryview, offset: int, cancel: Cancel) -> None:
         """See :class:`Source`. A direct read may reach past the end by less than ``align``."""
@@ -100,8 +108,7 @@ class FileSource:
                 if got <= 0 or (position + got < end and got % self.align):
                     raise self.changed()
                 position += got
-            if _identity(os.fstat(self._fd)) != self.identity:
-                raise self.changed()
+            self.verify()
         except OSError as error:
             if isinstance(error, HotstartError):
                 raise
@@ -119,7 +126,7 @@ class FileSource:
 
     def verify(self) -> None:
         """Raise StorageError when the file is not as it was when it was opened."""
-        if _identity(os.fstat(self._fd)) != self.identity:
+        if identity(os.fstat(self._fd)) != self.identity:
             raise self.changed()
 
     def fileno(self) -> int:
@@ -141,7 +148,8 @@ class FileSource:
         )
 
 
-def _identity(status: os.stat_result) -> str:
+def identity(status: os.stat_result) -> str:
+    """What pins a file's content: it is another file, or was written to, when this differs."""
     return f"{status.st_dev:x}:{status.st_ino}:{status.st_mtime_ns}:{status.st_size}"
 
 
