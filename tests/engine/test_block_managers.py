@@ -139,6 +139,32 @@ def test_blocks_are_shared_and_come_back_when_the_last_owner_ends() -> None:
     assert blocks.usage == 0
 
 
+def test_blocks_that_two_requests_computed_at_once_are_looked_at_once() -> None:
+    class Table(list[int]):
+        looks = 0
+
+        def __getitem__(self, index: object) -> int:  # type: ignore[override]
+            self.looks += 1
+            return super().__getitem__(index)  # type: ignore[call-overload,no-any-return]
+
+    blocks = PagedBlockManager(50, 16)
+    first, second = request(ids(0, 320)), request(ids(0, 320))
+    for each in (first, second):
+        assert blocks.admit(each, 320) == 0
+        each.num_computed = 320
+    blocks.computed(first)
+    blocks.computed(second)
+    second.table = table = Table(second.table)
+    for token in range(16):
+        second.tokens.append(token)
+        assert blocks.extend(second, len(second.tokens))
+        second.num_computed += 1
+        blocks.computed(second)
+    assert table.looks <= 2, "one new block"
+    blocks.release(first)
+    assert blocks.admit(request([*ids(0, 320), *ids(0, 17)]), 337) == 336
+
+
 def test_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
     blocks = PagedBlockManager(5, 16)
     finished(blocks, ids(0, 64))

@@ -103,6 +103,7 @@ class PagedBlockManager:
         for block in shared:
             self._take(block)
         request.table = list(shared)
+        request.noted = len(shared)
         self._grow(request, wanted)
         self.queries += request.num_prompt if self._counts(request) else 0
         self.hits += hit if self._counts(request) else 0
@@ -125,13 +126,12 @@ class PagedBlockManager:
             return
         full = min(request.num_computed, len(request.tokens)) // self.block_size
         digests = chain_hashes(request.tokens, self.block_size, full, request.digests)
-        for index in range(full - 1, -1, -1):
-            block, digest = request.table[index], digests[index]
-            if block in self._digest_of:
-                break
-            if digest not in self._block_of:
-                self._block_of[digest] = block
-                self._digest_of[block] = digest
+        for index in range(request.noted, full):
+            # Another request may have computed the same block at the same time: one of them is enough.
+            if digests[index] not in self._block_of:
+                self._block_of[digests[index]] = request.table[index]
+                self._digest_of[request.table[index]] = digests[index]
+        request.noted = max(request.noted, full)
 
     def release(self, request: Request) -> None:
         """See :class:`BlockManager`."""

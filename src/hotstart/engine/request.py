@@ -31,6 +31,7 @@ class Request:
         "eos_ids",
         "finish",
         "id",
+        "noted",
         "num_computed",
         "num_prompt",
         "params",
@@ -64,6 +65,8 @@ class Request:
         """Physical block ids, or one slab number; owned by the block manager."""
         self.digests: list[bytes] = []
         """Chained hashes of the leading token blocks; the block manager extends it."""
+        self.noted = 0
+        """Leading blocks of the table that need not be noted as computed again; the block manager's."""
         self.row = -1
         """Fixed place in the runner's per-request tensors while running."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
