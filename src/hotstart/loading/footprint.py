@@ -58,6 +58,4 @@ def is_copied(parts: Sequence[TensorRef], dtype: str) -> bool:
 
     Another dtype needs a conversion, and some instructions fault on a misaligned address.
     """
-    return any(
-        DTYPES[ref.dtype][0] != dtype or ref.offset % DTYPES[ref.dtype][1] != 0 for ref in parts
-    )
+    return any(DTYPES[ref.dtype][0] != dtype or ref.offset % DTYPES[ref.dtype][1] != 0 for ref in parts)
