@@ -23,14 +23,13 @@ def byte_level() -> tokenizers.Tokenizer:
     return backend
 
 
-def sentencepiece_style() -> tokenizers.Tokenizer:
+def sentencepiece_style(*, strips: bool = True) -> tokenizers.Tokenizer:
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "▁fox", "a", "e", "é"]
     backend = tokenizers.Tokenizer(
         models.BPE({p: i for i, p in enumerate(pieces)}, [], byte_fallback=True, unk_token="<unk>")
     )
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strips else steps)
     return backend
 
 
@@ -43,6 +42,7 @@ def wordpiece() -> tokenizers.Tokenizer:
 
 BYTE_LEVEL = Tokenizer(byte_level(), {})
 SENTENCEPIECE = Tokenizer(sentencepiece_style(), {})
+KEEPS_SPACES = Tokenizer(sentencepiece_style(strips=False), {})
 WORDPIECE = Tokenizer(wordpiece(), {})
 
 
@@ -77,12 +77,15 @@ def test_special_tokens_are_left_out_unless_asked_for() -> None:
     assert "".join(shown.push(token) for token in ids) == "a<end>"
 
 
+@pytest.mark.parametrize("tokenizer", [SENTENCEPIECE, KEEPS_SPACES], ids=["stripped", "kept"])
 @given(words=st.lists(st.sampled_from(["▁the", "▁fox", "a", "é", "▁"]), min_size=1), emoji=st.booleans())
-def test_sentencepiece_style_text_equals_the_whole_decoding(words: list[str], emoji: bool) -> None:
-    ids = [SENTENCEPIECE.backend.token_to_id(word) for word in words]
+def test_sentencepiece_style_text_equals_the_whole_decoding(
+    tokenizer: Tokenizer, words: list[str], emoji: bool
+) -> None:
+    ids = [tokenizer.backend.token_to_id(word) for word in words]
     if emoji:
-        ids += [SENTENCEPIECE.backend.token_to_id(f"<0x{byte:02X}>") for byte in "🦊".encode()]
-    assert "".join(pushed(SENTENCEPIECE, [], ids)) == SENTENCEPIECE.decode(ids)
+        ids += [tokenizer.backend.token_to_id(f"<0x{byte:02X}>") for byte in "🦊".encode()]
+    assert "".join(pushed(tokenizer, [], ids)) == tokenizer.decode(ids)
 
 
 def test_sentencepiece_style_text_keeps_its_space_behind_a_prompt() -> None:

@@ -34,8 +34,8 @@ def detokenizer(
     skip = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
     if tokenizer.byte_style is None:
         return _WindowDetokenizer(tokenizer, prompt, skip_special_tokens)
-    at_start = tokenizer.byte_style == "fallback" and all(token in tokenizer.special_ids for token in prompt)
-    return _ByteDetokenizer(tokenizer, skip, strip_first_space=at_start)
+    strip = tokenizer.strips_first_space and all(token in tokenizer.special_ids for token in prompt)
+    return _ByteDetokenizer(tokenizer, skip, strip_first_space=strip)
 
 
 class _ByteDetokenizer:

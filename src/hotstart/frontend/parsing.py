@@ -61,7 +61,10 @@ def parse(body: bytes, kind: type[T]) -> T:
         raise ApiError(400, f"The body is not valid JSON: {error}.") from None
     decoder, known = _decoder(kind)
     for name in raw.keys() - known:
-        reason = refusal(name, raw[name])
+        try:
+            reason = refusal(name, raw[name])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ApiError(400, f"{name}: not valid JSON: {error}.", param=name) from None
         if reason is not None:
             raise ApiError(400, reason + ".", param=name)
         _log_unknown(name)

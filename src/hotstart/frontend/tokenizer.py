@@ -35,8 +35,9 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.added_ids = frozenset(added)
-        self.byte_style = _byte_style(backend)
-        """``level`` (byte-level BPE), ``fallback`` (SentencePiece style) or None: use :meth:`decode`."""
+        self.byte_style, self.strips_first_space = _byte_style(backend)
+        """``level`` (byte-level BPE), ``fallback`` (SentencePiece style) or None: use :meth:`decode`;
+        and whether a text loses the space of its first word's piece."""
         self._bytes: dict[int, bytes] = {}
         self._longest: int | None = None
 
@@ -209,21 +210,19 @@ def _frame(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None) -> N
     backend.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(named.items()))
 
 
-def _byte_style(backend: tokenizers.Tokenizer) -> str | None:
+def _byte_style(backend: tokenizers.Tokenizer) -> tuple[str | None, bool]:
     if backend.decoder is None:
-        return None
+        return None, False
     described = json.loads(backend.decoder.__getstate__())
     steps = described.get("decoders", [described])
-    kinds = [step.get("type") for step in steps]
-    if kinds == ["ByteLevel"]:
-        return "level"
+    if [step.get("type") for step in steps] == ["ByteLevel"]:
+        return "level", False
     spaces = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
-    if (
-        kinds in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"])
-        and steps[0] == spaces
-    ):
-        return "fallback"
-    return None
+    fallback = [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    if steps in (fallback, [*fallback, strip]):
+        return "fallback", strip in steps
+    return None, False
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -100,7 +100,11 @@ HARMLESS = frozenset(
 
 
 def refusal(name: str, value: msgspec.Raw) -> str | None:
-    """Why ``value`` cannot be accepted for the field ``name``; None when it can."""
+    """Why ``value`` cannot be accepted for the field ``name``; None when it can.
+
+    Raises ``msgspec.DecodeError`` or ``RecursionError`` for a value that is not JSON after all: as
+    :class:`msgspec.Raw` it was only skipped over.
+    """
     rule = REFUSED.get(name)
     if rule is None:
         return None
