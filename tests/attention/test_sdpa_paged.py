@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hotstart.attention import sdpa_paged
-from hotstart.attention.base import AttentionSpec, BatchPlan
+from hotstart.attention.base import GATHER_BYTES, MASK_BYTES, AttentionSpec, BatchPlan
 from hotstart.attention.sdpa_paged import SdpaPaged, block_bytes
 
 BLOCKS = 64
@@ -144,7 +144,7 @@ def test_the_model_s_dtype_is_kept(dtype: torch.dtype) -> None:
 
 
 def test_a_long_chunk_is_attended_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdpa_paged, "_MASK_ELEMENTS", 8 * 60)
+    monkeypatch.setattr(sdpa_paged, "MASK_BYTES", 8 * 60 * 8)
     for window in (0, 11):
         sequences = Sequences([spec(window=window)])
         sequences.step(a=5, b=2)
@@ -152,7 +152,7 @@ def test_a_long_chunk_is_attended_in_tiles(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_many_single_tokens_are_attended_in_calls_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdpa_paged, "_GATHER_TOKENS", 20)
+    monkeypatch.setattr(sdpa_paged, "GATHER_BYTES", 20 * block_bytes([spec()], 1, 8))
     sequences = Sequences([spec(), spec(window=4)])
     sequences.step(a=25, b=2, c=9, d=3, e=2)
     sequences.step(a=1, b=1, c=1, d=1, e=1)
@@ -170,7 +170,7 @@ def test_queries_may_be_slices_of_a_fused_projection() -> None:
 
 
 def test_masks_begin_at_addresses_that_kernels_accept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdpa_paged, "_MASK_ELEMENTS", 8 * 60)
+    monkeypatch.setattr(sdpa_paged, "MASK_BYTES", 8 * 60 * 4)
     attention = SdpaPaged([spec(), spec(window=7)], BLOCKS, 4, torch.float32, torch.device("cpu"))
     tables = [list(range(16)), list(range(16, 32)), list(range(32, 48))]
     meta = attention.plan(BatchPlan([37, 13, 1], [5, 10, 21], tables))
@@ -203,3 +203,18 @@ def test_memory_is_counted_as_allocated() -> None:
     specs = [spec(4, 2), spec(8, 1, 0, 8)]
     attention = SdpaPaged(specs, 10, 4, torch.bfloat16, torch.device("cpu"))
     assert attention.bytes_for(10) == 10 * block_bytes(specs, 4, 2) == 10 * 4 * 2 * 2 * (2 * 16 + 8)
+
+
+@pytest.mark.parametrize("window", [0, 1000])
+def test_masks_and_gathered_keys_stay_within_bounds(window: int) -> None:
+    layers = [spec(2, 1, window, 8), spec(2, 1)]
+    attention = SdpaPaged(layers, 40_000, 4, torch.bfloat16, torch.device("cpu"))
+    table = list(range(33_000))
+    chunks = attention.plan(BatchPlan([2049, 2050, 515], [128_000, 1003, 6], [table, table, table]))
+    masks = [t.mask for g in chunks.groups.values() for p in g.prefills for t in p.tiles]
+    assert len(masks) > 20
+    storages = {m.untyped_storage().data_ptr(): m.untyped_storage().nbytes() for m in masks if m is not None}
+    assert sum(storages.values()) <= MASK_BYTES
+    singles = attention.plan(BatchPlan([1] * 64, [120_000] * 64, [table] * 64))
+    for decode in singles.groups[0].decodes:
+        assert decode.slots.numel() * block_bytes([spec(2, 1)], 1, 2) <= GATHER_BYTES

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hotstart.attention.base import AttentionSpec, BatchPlan
+from hotstart.attention import sdpa_slab
+from hotstart.attention.base import MASK_BYTES, AttentionSpec, BatchPlan
 from hotstart.attention.sdpa_slab import SdpaSlab
 from hotstart.errors import DeviceError
 
@@ -118,6 +119,26 @@ def test_prompt_in_chunks(specs: list[AttentionSpec], chunk: int) -> None:
     slabs = Slabs(specs)
     for _ in range(5):
         slabs.step({1: chunk})
+
+
+@pytest.mark.parametrize("specs", LAYERS)
+def test_long_chunks_are_attended_in_tiles_that_share_a_mask(
+    specs: list[AttentionSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdpa_slab, "MASK_BYTES", 3 * 60 * 8)
+    slabs = Slabs(specs)
+    slabs.step({0: 5, 2: 3})
+    slabs.step({0: 37, 2: 20, 4: 30})
+
+
+@pytest.mark.parametrize("window", [0, 1000])
+def test_masks_of_a_step_stay_within_bounds(window: int) -> None:
+    backend = SdpaSlab([spec(2, 1, window, 8), spec(2, 1)], 4, 131_072, torch.float32)
+    meta = backend.plan(BatchPlan([1024, 1024, 512], [128_000, 1003, 6], [[0], [1], [2]]))
+    masks = [part.mask for group in meta.groups.values() for part in group.prefills]
+    storages = {m.untyped_storage().data_ptr(): m.untyped_storage().nbytes() for m in masks if m is not None}
+    assert len(storages) == len(meta.groups)
+    assert sum(storages.values()) <= MASK_BYTES
 
 
 @pytest.mark.parametrize("specs", LAYERS)

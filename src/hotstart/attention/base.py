@@ -9,6 +9,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# What back ends may take beside the KV cache; the size of the cache is computed from it.
+MASK_BYTES = 64 << 20
+"""All masks of a step."""
+GATHER_BYTES = 256 << 20
+"""K and V gathered for one call, unless a single sequence is longer."""
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """One layer's attention. ``window`` counts the current token; 0: none."""

@@ -17,11 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from hotstart.attention.base import AttentionSpec, BatchPlan
+from hotstart.attention.base import GATHER_BYTES, MASK_BYTES, AttentionSpec, BatchPlan
 
-# Elements of one mask, and of K (or V) gathered for one call of single tokens: both bound memory.
-_MASK_ELEMENTS = 32 << 20
-_GATHER_TOKENS = 256 << 10
 # Kernels read masks 16 bytes at a time; a row that starts elsewhere is copied on every call.
 _MASK_ALIGNMENT = 8
 
@@ -130,6 +127,8 @@ class SdpaPaged:
         self.dtype = dtype
         self.device = device
         self._windows = sorted({spec.window for spec in specs})
+        # Tokens whose K and V one call of single tokens may gather.
+        self._gather_tokens = GATHER_BYTES // max(block_bytes([spec], 1, dtype.itemsize) for spec in specs)
         self._pool = [
             torch.empty((2, num_blocks, block_size, spec.kv_heads, spec.head_dim), dtype=dtype, device=device)
             for spec in specs
@@ -203,7 +202,8 @@ class SdpaPaged:
     def _group(self, sequences: list[_Sequence], window: int) -> _Group:
         single = [s for s in sequences if s.new == 1]
         several = [s for s in sequences if s.new > 1]
-        decodes = [self._decode_part(part, window) for part in _batches(single, window)]
+        batches = _batches(single, window, self._gather_tokens)
+        decodes = [self._decode_part(part, window) for part in batches]
         return _Group(decodes, self._prefill_parts(several, window))
 
     def _decode_part(self, part: list[_Sequence], window: int) -> _Decode:
@@ -232,23 +232,32 @@ class SdpaPaged:
     def _prefill_parts(self, several: list[_Sequence], window: int) -> list[_Prefill]:
         parts: list[_Prefill] = []
         masked: list[_Tile] = []
-        longest = max((s.length for s in several), default=1)
-        limit = max(_MASK_ELEMENTS // longest // _MASK_ALIGNMENT, 1) * _MASK_ALIGNMENT
+        height = self._tile_height(several)
         for s in several:
             rows = slice(s.row, s.row + s.new)
             if s.context == 0 and (not window or s.new <= window):
                 parts.append(_Prefill(rows, None, [_Tile(rows, slice(0, s.new))]))
                 continue
-            first = _first_key(s.context, window)
+            first = _aligned(_first_key(s.context, window))
             tiles: list[_Tile] = []
-            for begin in range(0, s.new, limit):
-                end = min(begin + limit, s.new)
-                keys = slice(_first_key(s.context + begin, window) - first, s.context + end - first)
-                tiles.append(_Tile(slice(s.row + begin, s.row + end), keys))
+            begin = s.context
+            while begin < s.length:
+                # Aligned ends and beginnings: tiles differ in width by whole vectors and share a mask.
+                end = min(_aligned(begin + height), s.length)
+                keys = slice(_aligned(_first_key(begin, window)) - first, end - first)
+                tiles.append(_Tile(slice(s.row + begin - s.context, s.row + end - s.context), keys))
+                begin = end
             masked += tiles
             parts.append(_Prefill(rows, self._slots(s, first), tiles))
         self._set_masks(masked, window)
         return parts
+
+    def _tile_height(self, several: list[_Sequence]) -> int:
+        """Rows whose masks, one for each remainder of a width in each group, stay within bounds."""
+        longest = max((s.length for s in several), default=1)
+        masks = len(self._windows) * len({0, *(s.length % _MASK_ALIGNMENT for s in several)})
+        elements = MASK_BYTES // self.dtype.itemsize // masks
+        return max(elements // (longest + _MASK_ALIGNMENT), _MASK_ALIGNMENT)
 
     def _slots(self, sequence: _Sequence, first: int) -> Tensor | None:
         """Where the keys of positions ``first`` on lie."""
@@ -298,17 +307,22 @@ def _first_key(position: int, window: int) -> int:
     return max(0, position + 1 - window) if window else 0
 
 
-def _batches(single: list[_Sequence], window: int) -> list[list[_Sequence]]:
+def _aligned(position: int) -> int:
+    """The last multiple of the masks' alignment up to ``position``."""
+    return position // _MASK_ALIGNMENT * _MASK_ALIGNMENT
+
+
+def _batches(single: list[_Sequence], window: int, limit: int) -> list[list[_Sequence]]:
     """Single tokens in calls of bounded size; sorted by length when there is more than one call."""
 
     def width(sequence: _Sequence) -> int:
         return sequence.length - _first_key(sequence.length - 1, window)
 
-    if not single or len(single) * max(map(width, single)) <= _GATHER_TOKENS:
+    if not single or len(single) * max(map(width, single)) <= limit:
         return [single] if single else []
     batches: list[list[_Sequence]] = [[]]
     for sequence in sorted(single, key=width):
-        if batches[-1] and (len(batches[-1]) + 1) * width(sequence) > _GATHER_TOKENS:
+        if batches[-1] and (len(batches[-1]) + 1) * width(sequence) > limit:
             batches.append([])
         batches[-1].append(sequence)
     return batches

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from hotstart.attention.base import AttentionSpec, BatchPlan
+from hotstart.attention.base import MASK_BYTES, AttentionSpec, BatchPlan
 from hotstart.errors import DeviceError
 
 _MADV_DONTNEED = getattr(mmap, "MADV_DONTNEED", 4)
@@ -48,14 +48,25 @@ class _Decode:
 
 @dataclass
 class _Prefill:
-    """One sequence with several new tokens."""
+    """Several new tokens of one sequence, and the keys they see."""
 
     rows: slice
     slab: int
     start: int
     length: int
-    mask: Tensor | None
-    """None: plain causal, context empty."""
+    """One past the last key."""
+    mask: Tensor | None = None
+    """[rows, keys], 0 or -inf; None: plain causal, no key before the first row."""
+
+    @property
+    def height(self) -> int:
+        """Number of new tokens."""
+        return self.rows.stop - self.rows.start  # type: ignore[no-any-return]
+
+    @property
+    def width(self) -> int:
+        """Number of keys."""
+        return self.length - self.start
 
 
 @dataclass
@@ -172,7 +183,7 @@ class SdpaSlab:
         return out.reshape(rows, heads, dim)
 
     def _prefill(self, q: Tensor, spec: AttentionSpec, layer: int, part: _Prefill) -> Tensor:
-        """Query [new, heads, head_dim] of one sequence."""
+        """Query [new, heads, head_dim] of some new tokens of one sequence."""
         new, heads, dim = q.shape
         shared = heads // spec.kv_heads
         query = q.view(new, spec.kv_heads, shared, dim).permute(1, 2, 0, 3)
@@ -187,6 +198,7 @@ class SdpaSlab:
     def _group(self, batch: BatchPlan, window: int) -> _Group:
         """Split a step into calls, for layers of one window."""
         group = _Group([], [])
+        chunks: list[tuple[int, int, int, int]] = []  # (row, slab, context, new) of the others
         row = 0
         run: list[tuple[int, int, int]] = []  # (row, slab, context) of single tokens, in batch order
         for (slab,), context, new in zip(batch.tables, batch.context_lens, batch.query_lens, strict=True):
@@ -196,10 +208,11 @@ class SdpaSlab:
                     run = []
                 run.append((row, slab, context))
             else:
-                group.prefills.append(self._prefill_part(slice(row, row + new), slab, context, new, window))
+                chunks.append((row, slab, context, new))
             row += new
         if run:
             group.decodes.append(self._decode_part(run, window))
+        group.prefills = self._prefill_parts(chunks, window)
         return group
 
     def _decode_part(self, run: list[tuple[int, int, int]], window: int) -> _Decode:
@@ -220,18 +233,38 @@ class SdpaSlab:
             slice(first_row, first_row + count), slice(first_slab, first_slab + count), start, length, mask
         )
 
-    def _prefill_part(self, rows: slice, slab: int, context: int, new: int, window: int) -> _Prefill:
-        length = context + new
-        start = max(0, context + 1 - window) if window else 0
-        if context == 0 and (not window or new <= window):
-            return _Prefill(rows, slab, 0, length, None)
-        key = torch.arange(start, length)
-        query = torch.arange(context, length)[:, None]
+    def _prefill_parts(self, chunks: list[tuple[int, int, int, int]], window: int) -> list[_Prefill]:
+        """Tiles of rows, so that the one mask they share stays within bounds."""
+        parts: list[_Prefill] = []
+        masked: list[_Prefill] = []
+        width = max((context + new for _, _, context, new in chunks), default=1)
+        if window:
+            width = min(width, window + max((new for *_, new in chunks), default=0))
+        height = max(1, MASK_BYTES // len(self._windows) // self._dtype.itemsize // width)
+        for row, slab, context, new in chunks:
+            if context == 0 and (not window or new <= window):
+                parts.append(_Prefill(slice(row, row + new), slab, 0, new))
+                continue
+            for begin in range(0, new, height):
+                end = min(begin + height, new)
+                start = max(0, context + begin + 1 - window) if window else 0
+                masked.append(_Prefill(slice(row + begin, row + end), slab, start, context + end))
+        self._set_masks(masked, window)
+        return parts + masked
+
+    def _set_masks(self, parts: list[_Prefill], window: int) -> None:
+        """Each part's mask is the lower right corner of one that suits the largest."""
+        if not parts:
+            return
+        height, width = max(part.height for part in parts), max(part.width for part in parts)
+        key = torch.arange(width)
+        query = torch.arange(width - height, width)[:, None]
         hidden = key > query
         if window:
             hidden |= key <= query - window
         mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
-        return _Prefill(rows, slab, start, length, mask)
+        for part in parts:
+            part.mask = mask[height - part.height :, width - part.width :]
 
 
 def _wasteful(run: list[tuple[int, int, int]], context: int) -> bool:
