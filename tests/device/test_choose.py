@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hotstart.device.base import DeviceInfo
+from hotstart.device.base import DeviceInfo, NoDriverError
 from hotstart.device.choose import DeviceChoice, choose
 from hotstart.device.driver import Driver
 from hotstart.device.nvml import MigSlice, PhysicalGpu
@@ -89,6 +89,34 @@ def test_what_makes_auto_take_the_cpu_is_an_error_when_a_gpu_was_asked_for(
     assert str(error.value).startswith(f"--device cuda, but {reason}")
 
 
+@pytest.mark.parametrize(
+    ("machine", "visible"),
+    [
+        (Machine(torch_cuda=False), None),
+        (Machine(driver_error=NoDriverError("libcuda is absent")), None),
+        (Machine(0, gpus=[]), ""),
+    ],
+)
+def test_a_machine_without_gpus_is_no_cause_for_a_warning(machine: Machine, visible: str | None) -> None:
+    assert chosen("auto", visible, machine).warning == ""
+
+
+@pytest.mark.parametrize(
+    ("machine", "visible", "warning"),
+    [
+        (Machine(driver_error=DeviceError("cuInit: 803", advice="Reboot")), None, "cuInit: 803. Reboot."),
+        (Machine(0, gpus=[]), None, "the driver sees no GPU. Check nvidia-smi"),
+        (Machine(), "", "CUDA_VISIBLE_DEVICES='' hides every GPU. Unset CUDA_VISIBLE_DEVICES"),
+        (Machine(capability=(7, 0)), None, "has compute capability 7.0; expected 7.5 or higher. Choose"),
+    ],
+)
+def test_a_gpu_that_is_passed_over_is_a_warning_that_says_why_and_what_to_do(
+    machine: Machine, visible: str | None, warning: str
+) -> None:
+    assert warning in chosen("auto", visible, machine).warning
+    assert chosen("cpu", visible, machine).warning == "", "as ordered"
+
+
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "rocm", ""])
 def test_other_devices_are_refused(device: str) -> None:
     with pytest.raises(ConfigError, match="expected auto, cpu, cuda or cuda:N"):
@@ -162,7 +190,7 @@ def test_the_driver_and_torch_see_the_value_without_blanks() -> None:
 
 
 def test_a_driver_that_cannot_be_loaded_is_named() -> None:
-    with pytest.raises(DeviceError, match=r"library libcuda-absent\.so\.1 cannot be loaded"):
+    with pytest.raises(NoDriverError, match=r"library libcuda-absent\.so\.1 cannot be loaded"):
         Driver("libcuda-absent.so.1")
 
 

@@ -266,6 +266,27 @@ def test_cancelled_load_is_never_taken_for_a_whole_one(strategy: str, disk: Path
         image.wait()
 
 
+@STRATEGIES
+def test_closed_image_keeps_its_bytes_and_no_file_open(strategy: str, disk: Path) -> None:
+    checkpoint = write_large(disk)
+    path = Path(checkpoint.files[0].path)
+    image = Image(checkpoint, strategy=strategy)
+    image.start()
+    report = image.wait()
+    mapped = int(strategy == "map")  # a map of Python's holds a descriptor of its own
+    assert open_files(path) == 1 + mapped
+    image.close()
+    image.close()
+    assert open_files(path) == mapped
+    assert image.memory(0)[: checkpoint.files[0].size] == path.read_bytes()
+    assert image.wait() == report
+
+
+def open_files(path: Path) -> int:
+    links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    return sum(os.path.lexists(link) and os.readlink(link) == str(path) for link in links)
+
+
 def test_cancel_stops_readers_between_steps(tmp_path: Path) -> None:
     image = Image(write_large(tmp_path), strategy="buffered", readers=1, progress=lambda done: image.cancel())
     image.start()

@@ -123,6 +123,49 @@ def test_log_level_leaves_only_what_is_severe_enough(tiny_model: Model, tmp_path
         assert server.output == ""
 
 
+BROKEN_DRIVER = """
+from hotstart.device.choose import Machine
+from hotstart.errors import DeviceError
+def devices(self):
+    raise DeviceError("cuInit failed: system driver mismatch", advice="Reload the module")
+Machine.torch_has_cuda, Machine.devices = (lambda self: True), devices
+"""
+
+
+def test_device_dtype_and_threads_are_logged_with_their_reasons(tiny_model: Model, tmp_path: Path) -> None:
+    flags = ("--device", "cpu", "--threads", "1", "--dtype", "bfloat16")
+    with RunningServer(tiny_model(), *flags, log=tmp_path / "log") as server:
+        server.until_ready()
+    lines = [line for line in server.output.splitlines() if " engine: " in line]
+    assert lines[0].endswith("device: CPU: --device cpu")
+    assert re.search(
+        r"dtype: bfloat16, by --dtype \(weights: .*B float32\); runs on cpu, 1 threads?$", lines[1]
+    )
+
+
+def test_gpu_that_cannot_be_used_is_a_warning_and_no_silent_cpu(tiny_model: Model, tmp_path: Path) -> None:
+    env = engine_fault(tmp_path, BROKEN_DRIVER)
+    with RunningServer(tiny_model(), "--log-level", "warning", env=env, log=tmp_path / "log") as server:
+        server.until_ready()
+    assert (
+        "--device auto runs on the CPU: cuInit failed: system driver mismatch. Reload the mod"
+        in server.output
+    )
+
+
+def test_weight_files_are_closed_once_the_server_is_idle(tiny_model: Model, tmp_path: Path) -> None:
+    flags = ("--read-strategy", "buffered", "--threads", "1")
+    with RunningServer(tiny_model(), *flags, log=tmp_path / "log") as server:
+        server.until_ready()
+
+        def open_weights() -> list[str]:
+            links = Path(f"/proc/{server.engine_pid}/fd").iterdir()
+            return [name for link in links if (name := os.readlink(link)).endswith(".safetensors")]
+
+        server.until(lambda: not open_weights())
+        assert server.complete()["choices"]
+
+
 def test_a_printed_cache_size_is_taken_back_without_measuring(tiny_model: Model, tmp_path: Path) -> None:
     flags = ("--gpu-memory-utilization", "0.3")
     with RunningServer(tiny_model(), *flags, log=tmp_path / "first") as server:

@@ -14,6 +14,12 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from hotstart.errors import DeviceError
+
+
+class NoDriverError(DeviceError):
+    """The driver's library is not installed."""
+
 
 class DeviceInfo(Struct, frozen=True):
     """What a device is."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 
 from hotstart.device import visibility
-from hotstart.device.base import Device, DeviceInfo
+from hotstart.device.base import Device, DeviceInfo, NoDriverError
 from hotstart.errors import ConfigError, DeviceError
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ class DeviceChoice(Struct, frozen=True):
 
     info: DeviceInfo
     reason: str
+    warning: str = ""
+    """Why the CPU was taken on a machine that is meant to have a GPU: probably not what was wanted."""
 
     @property
     def kind(self) -> str:
@@ -48,7 +50,7 @@ class System(Protocol):
         ...
 
     def devices(self) -> list[DeviceInfo]:
-        """The visible ones. Raises DeviceError when there is no driver."""
+        """The visible ones. Raises NoDriverError, or DeviceError for a driver that does not work."""
         ...
 
 
@@ -79,7 +81,7 @@ def choose(
             raise DeviceError(
                 f"--device {device}, but {absent.found}", expected=absent.expected, advice=absent.advice
             ) from None
-        return _cpu(absent.found)
+        return _cpu(absent.found, "" if isinstance(absent, _NothingToUseError) else str(absent))
     asked = "the first visible GPU" if automatic else f"--device {device}"
     return DeviceChoice(info, f"{info}: {asked}")
 
@@ -122,10 +124,14 @@ class _NoGpuError(DeviceError):
     """No GPU can be used: ``auto`` goes on with the CPU."""
 
 
+class _NothingToUseError(_NoGpuError):
+    """As on any machine without a GPU: nobody need be warned."""
+
+
 def _visible(environ: MutableMapping[str, str], system: System) -> list[DeviceInfo]:
     """The visible GPUs, at least one; raises _NoGpuError, or DeviceError for a wrong entry."""
     if not system.torch_has_cuda():
-        raise _NoGpuError(
+        raise _NothingToUseError(
             "the installed torch has no CUDA", advice="Install a CUDA build of torch to use a GPU"
         )
     value = environ.get(visibility.VARIABLE)
@@ -133,14 +139,16 @@ def _visible(environ: MutableMapping[str, str], system: System) -> list[DeviceIn
     if wanted is not None:
         environ[visibility.VARIABLE] = ",".join(wanted)
     if wanted == []:
-        raise _NoGpuError(
+        hidden = _NoGpuError if system.gpus() else _NothingToUseError
+        raise hidden(
             f"{visibility.VARIABLE}={value!r} hides every GPU",
             advice=f"Unset {visibility.VARIABLE}, or name a GPU in it",
         )
     try:
         infos = system.devices()
     except DeviceError as error:
-        raise _NoGpuError(error.found, expected=error.expected, advice=error.advice) from error
+        kind = _NothingToUseError if isinstance(error, NoDriverError) else _NoGpuError
+        raise kind(error.found, expected=error.expected, advice=error.advice) from error
     if value is not None and wanted is not None:
         existing = system.gpus()
         if existing:
@@ -172,8 +180,8 @@ def _check_capability(info: DeviceInfo) -> None:
         )
 
 
-def _cpu(reason: str) -> DeviceChoice:
+def _cpu(reason: str, warning: str = "") -> DeviceChoice:
     from hotstart.device import host
 
     info = DeviceInfo(kind="cpu", index=0, name="CPU", total=host.memory().limit)
-    return DeviceChoice(info, f"CPU: {reason}")
+    return DeviceChoice(info, f"CPU: {reason}", warning)

@@ -10,7 +10,7 @@ import ctypes
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
-from hotstart.device.base import DeviceInfo
+from hotstart.device.base import DeviceInfo, NoDriverError
 from hotstart.errors import DeviceError
 
 LIBRARY = "libcuda.so.1"
@@ -98,14 +98,14 @@ class Driver:
     """The loaded and initialised driver.
 
     CUDA_VISIBLE_DEVICES counts at this moment: later changes have no effect.
-    Raises DeviceError when the library is absent or refuses to start.
+    Raises NoDriverError when the library is absent, DeviceError when it refuses to start.
     """
 
     def __init__(self, library: str = LIBRARY) -> None:
         try:
             releasing, keeping = ctypes.CDLL(library), ctypes.PyDLL(library)
         except OSError as error:
-            raise DeviceError(
+            raise NoDriverError(
                 f"the CUDA driver library {library} cannot be loaded ({error})",
                 advice="Install the NVIDIA driver, or start the container with its GPUs; --device cpu runs"
                 " without",

@@ -57,6 +57,10 @@ class Weights(Protocol):
         """The model uses a copy of the slot from now on."""
         ...
 
+    def close(self) -> None:
+        """Give back what only reading needed; once all is read, and best when the device is idle."""
+        ...
+
 
 class Placement(Protocol):
     """One kind of device. Constructing it touches nothing slow."""
@@ -160,6 +164,7 @@ class _ImageWeights:
         self.start = image.start
         self.wait = image.wait
         self.describe = image.describe
+        self.close = image.close
         self._image = image
         self._prepared = prepared
         self._store: ImageStore | None = None
@@ -212,6 +217,9 @@ class _RandomWeights:
 
     def release(self, slot: str) -> None:
         """See :class:`Weights`. Slots are whole here: none is ever copied."""
+
+    def close(self) -> None:
+        """See :class:`Weights`."""
 
 
 class CudaPlacement:
@@ -324,6 +332,11 @@ class _ArenaWeights:
 
     def release(self, slot: str) -> None:
         """See :class:`Weights`. Slots of an arena are whole: none is ever copied."""
+
+    def close(self) -> None:
+        """See :class:`Weights`. Pinned memory and streams go back."""
+        assert self._loading is not None
+        self._loading.close()
 
 
 def _refuse(reasons: list[str]) -> None:

@@ -39,6 +39,7 @@ from hotstart.messages import (
 from hotstart.timeline import Phase, Timeline, process_start
 
 if TYPE_CHECKING:
+    from hotstart.device.choose import DeviceChoice
     from hotstart.engine.assemble import Built, Prepared
     from hotstart.engine.core import Engine
     from hotstart.engine.main import TorchImport
@@ -75,10 +76,12 @@ def _start(link: Link, torch: TorchImport) -> NoReturn:
     link.wait_for_go()
     reading = timeline.begin("read weights", total=weights.total)
     weights.start(lambda report: timeline.end(reading, detail=f"{weights.describe()}; {report}"))
+    _log_device(link, prepared.placement.choice)
     torch.wait()
     timeline.end(timeline.begin("import torch", start=torch.began), at=torch.ended, detail=torch.how)
     with timeline.phase("build model"):
         built = build(prepared, weights)
+    _log_dtype(link, prepared, built)
     weights.wait()
     _serve(link, prepared, built, timeline)
 
@@ -114,7 +117,7 @@ def _serve(link: Link, prepared: Prepared, built: Built, timeline: Timeline) -> 
         )
     )
     tuning = built.tune()
-    chores = [_load_generators, _freeze]
+    chores = [built.weights.close, _load_generators, _freeze]
     while True:
         tuned = next(tuning, _DONE) is _DONE
         if not engine.has_work and not tuned:
@@ -127,6 +130,29 @@ def _serve(link: Link, prepared: Prepared, built: Built, timeline: Timeline) -> 
         output = engine.step()
         if output is not None:
             link.send(output)
+
+
+def _log_device(link: Link, choice: DeviceChoice) -> None:
+    import logging
+
+    link.send(LogEvent(logging.INFO, f"device: {choice.reason}"))
+    if choice.warning:
+        link.send(LogEvent(logging.WARNING, f"--device auto runs on the CPU: {choice.warning}"))
+
+
+def _log_dtype(link: Link, prepared: Prepared, built: Built) -> None:
+    import logging
+
+    from hotstart.loading.match import FLOATS
+    from hotstart.units import format_size
+
+    matched = prepared.matched
+    stored = ", ".join(
+        f"{format_size(size)} {FLOATS.get(name, name)}" for name, size in matched.stored.items()
+    )
+    by = "as stored" if prepared.config.model.dtype == "auto" else "by --dtype"
+    text = f"dtype: {matched.dtype}, {by} (weights: {stored}); runs on {built.device}"
+    link.send(LogEvent(logging.INFO, text))
 
 
 def _load_generators() -> None:

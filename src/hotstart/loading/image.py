@@ -122,6 +122,7 @@ class Image:
         self._when_done: Callable[[LoadReport], None] = lambda report: None
         self._began = 0.0
         self._ended = 0.0
+        self._closed = False
 
     def start(self, done: Callable[[LoadReport], None] = lambda report: None) -> None:
         """Begin to read, once the checks have passed. ``done`` is called by the last reader to end."""
@@ -144,7 +145,8 @@ class Image:
         if self._done < self.total:
             raise ReadCancelled(self.checkpoint.path)
         for file in self._files:
-            file.source.verify()
+            if not self._closed:
+                file.source.verify()
         return self._report()
 
     def _report(self) -> LoadReport:
@@ -165,6 +167,13 @@ class Image:
     def cancel(self) -> None:
         """Stop the readers at their next step."""
         self._cancel.set()
+
+    def close(self) -> None:
+        """Close the files, once all is read; their images, mapped ones too, stay."""
+        if not self._closed:
+            self._closed = True
+            for file in self._files:
+                file.source.close()
 
     def release(self, file: int, offset: int, nbytes: int) -> None:
         """Give back the whole pages inside a range that nobody reads any more."""
