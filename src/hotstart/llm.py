@@ -225,7 +225,7 @@ class LLM:
     def _run(self, choices: dict[int, Choice]) -> None:
         """Step until every choice has ended."""
         for choice in choices.values():
-            new = NewRequest(choice.id, pack_ids(choice.prompt), choice.params, choice.arrival)
+            new = NewRequest(choice.id, pack_ids(choice.prompt), choice.params)
             self._engine.add(new)
         while self._engine.has_work:
             step = self._engine.step()

@@ -46,7 +46,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_logprobs: int | None = None
     logit_bias: dict[int, float] = {}
     skip_special_tokens: bool = True
-    detokenize: bool = True
 
 
 class FinishReason(IntEnum):
@@ -56,12 +55,11 @@ class FinishReason(IntEnum):
     STOP = 1
     LENGTH = 2
     ABORT = 3
-    ERROR = 4
 
     @property
     def text(self) -> str | None:
         """OpenAI's word for it."""
-        return {0: None, 1: "stop", 2: "length", 3: "abort", 4: "error"}[self.value]
+        return {0: None, 1: "stop", 2: "length", 3: "abort"}[self.value]
 
 
 class NewRequest(msgspec.Struct, array_like=True):
@@ -71,8 +69,6 @@ class NewRequest(msgspec.Struct, array_like=True):
     prompt: bytes
     """int32 token ids, little-endian: see :func:`pack_ids`."""
     params: SamplingParams
-    arrival: float
-    """``time.monotonic()`` of the HTTP request."""
 
 
 class Go(msgspec.Struct, tag="go"):
@@ -92,10 +88,9 @@ class AbortRequests(msgspec.Struct, tag="abort"):
 
 
 class Control(msgspec.Struct, tag="control"):
-    """An operation between steps: ``reset_prefix_cache``, ``stop``."""
+    """An operation between steps: ``reset_prefix_cache``. Answered by :class:`ControlDone`, in order."""
 
     op: str
-    args: dict[str, object] = {}
 
 
 ToEngine = Go | AddRequests | AbortRequests | Control
@@ -116,7 +111,7 @@ class LogEvent(msgspec.Struct, tag="log"):
 
 
 class Ready(msgspec.Struct, tag="ready", kw_only=True):
-    """One step went through the ordinary path."""
+    """One step went through the ordinary path. Logged, and shown whole by ``/startup.json``."""
 
     max_model_len: int
     max_num_seqs: int
@@ -192,7 +187,6 @@ class StepOutput(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
     logprobs: dict[int, TokenLogprobs] = {}
     prompt_logprobs: list[PromptLogprobs] = []
     scheduled: list[Scheduled] = []
-    errors: dict[int, str] = {}
     stats: EngineStats = EngineStats()
 
     def unpack(self) -> list[tuple[int, int, FinishReason]]:
@@ -202,11 +196,10 @@ class StepOutput(msgspec.Struct, tag="step", kw_only=True, omit_defaults=True):
 
 
 class ControlDone(msgspec.Struct, tag="controlled"):
-    """Answer to a :class:`Control`."""
+    """Answer to a :class:`Control`; not ``ok``: not possible while requests run."""
 
     op: str
-    ok: bool = True
-    detail: str = ""
+    ok: bool
 
 
 class Failed(msgspec.Struct, tag="failed"):
@@ -234,7 +227,11 @@ def unpack_ids(data: bytes) -> list[int]:
 
 def frame(message: ToEngine | FromEngine) -> bytes:
     """A message with its length in front, ready to send."""
-    body = _encode(message)
+    return framed(_encode(message))
+
+
+def framed(body: bytes) -> bytes:
+    """An encoded body with its length in front; the settings, sent first of all, are one of no message."""
     return _LENGTH.pack(len(body)) + body
 
 

@@ -183,7 +183,7 @@ class Fixture:
         sampling = SamplingParams(max_tokens=max_tokens, **{"ignore_eos": True, **params})  # type: ignore[arg-type]
         self.prompts[number] = (list(prompt), sampling)
         self.tokens[number] = []
-        self.engine.add(NewRequest(number, pack_ids(self.prompts[number][0]), sampling, 0.0))
+        self.engine.add(NewRequest(number, pack_ids(self.prompts[number][0]), sampling))
         return number
 
     def step(self) -> StepOutput:

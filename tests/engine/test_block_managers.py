@@ -13,7 +13,7 @@ KINDS = pytest.mark.parametrize("block_size", [None, 16], ids=["slabs", "paged"]
 
 
 def request(tokens: list[int], **params: object) -> Request:
-    return Request(NewRequest(0, pack_ids(tokens), SamplingParams(**params), 0.0), ())  # type: ignore[arg-type]
+    return Request(NewRequest(0, pack_ids(tokens), SamplingParams(**params)), ())  # type: ignore[arg-type]
 
 
 def ids(start: int, count: int) -> list[int]:

@@ -88,7 +88,7 @@ class Running:
         for prompt, params in requests:
             number = next(self._numbers)
             answers[number] = []
-            self.engine.add(NewRequest(number, pack_ids(prompt), params, 0.0))
+            self.engine.add(NewRequest(number, pack_ids(prompt), params))
         while self.engine.has_work:
             step = self.engine.step()
             assert step is not None

@@ -6,13 +6,18 @@ import contextlib
 import queue
 import socket
 import threading
+import time
 from array import array
 from collections.abc import Iterable
+
+import msgspec
 
 from hotstart.errors import HotstartError
 from hotstart.messages import (
     AbortRequests,
     AddRequests,
+    Control,
+    ControlDone,
     EngineStats,
     Failed,
     FinishReason,
@@ -34,6 +39,18 @@ PATIENCE = 20.0
 """Seconds after which a message that never comes fails the test."""
 
 Entry = tuple[int, int, FinishReason]
+READY = Ready(
+    max_model_len=64,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    dtype="float32",
+    device="cpu",
+    kv_cache_bytes=1 << 20,
+    kv_cache_tokens=512,
+    block_size=16,
+    weights_bytes=1 << 20,
+    first_step="probe",
+)
 
 
 class FakeEngine:
@@ -49,20 +66,7 @@ class FakeEngine:
         self._thread.start()
 
     def ready(self, *, max_model_len: int = 64) -> None:
-        self.send(
-            Ready(
-                max_model_len=max_model_len,
-                max_num_seqs=8,
-                max_num_batched_tokens=64,
-                dtype="float32",
-                device="cpu",
-                kv_cache_bytes=1 << 20,
-                kv_cache_tokens=512,
-                block_size=16,
-                weights_bytes=1 << 20,
-                first_step="probe",
-            )
-        )
+        self.send(msgspec.structs.replace(READY, max_model_len=max_model_len))
 
     def answer_with(self, tokens: list[int], *, eos: int | None = None) -> None:
         """From now on every request gets these tokens, one a step, and ``eos`` if room is left."""
@@ -96,6 +100,13 @@ class FakeEngine:
                 **extra,  # type: ignore[arg-type]
             )
         )
+
+    def answer_control(self, *, ok: bool) -> str:
+        """Wait for an operation and answer it; its name."""
+        message = self.next(Control)
+        assert isinstance(message, Control)
+        self.send(ControlDone(message.op, ok))
+        return message.op
 
     def fail(self, *problems: HotstartError) -> None:
         self.send(Failed([(p.exit_code, p.found, p.expected, p.advice) for p in problems]))
@@ -132,7 +143,7 @@ class FakeEngine:
 
     def _play(self, requests: list[NewRequest], answer: list[int]) -> None:
         scripts = {request.id: self._script(request, answer) for request in requests}
-        scheduled = [Scheduled(r.id, r.arrival, 0) for r in requests]
+        scheduled = [Scheduled(r.id, time.monotonic(), 0) for r in requests]
         positions = [
             PromptLogprobs(r.id, prompt_logprobs(unpack_ids(r.prompt), r.params.prompt_logprobs))
             for r in requests

@@ -47,6 +47,11 @@ def test_anything_else_does_not(guarded: Running, header: str | None) -> None:
     assert answers[0].headers["www-authenticate"] == "Bearer"
 
 
+def test_keys_guard_what_changes_state(guarded: Running) -> None:
+    with guarded.client() as client:
+        assert client.post("/reset_prefix_cache").status_code == 401
+
+
 def test_what_keys_do_not_guard(guarded: Running) -> None:
     with guarded.client() as client:
         assert {path: client.get(path).status_code for path in OPEN} == dict.fromkeys(OPEN, 200)

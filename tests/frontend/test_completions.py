@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import openai
@@ -193,7 +194,7 @@ def test_cached_tokens_are_reported_when_enabled(launch: Launch) -> None:
     server.make_ready()
     answer = server.ask("/v1/completions", prompt="the fox")
     request = server.engine.next_request()
-    server.engine.step([(request.id, 5, LENGTH)], scheduled=[Scheduled(request.id, request.arrival, 2)])
+    server.engine.step([(request.id, 5, LENGTH)], scheduled=[Scheduled(request.id, time.monotonic(), 2)])
     assert answer.result(PATIENCE).json()["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
 
 

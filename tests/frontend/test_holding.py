@@ -13,7 +13,7 @@ from hotstart.messages import FinishReason, PhaseEvent
 from hotstart.timeline import Phase, Timeline
 
 from .conftest import Launch, Running
-from .fake_engine import PATIENCE
+from .fake_engine import PATIENCE, READY
 
 
 def test_a_request_before_the_checks_is_answered_after_them(launch: Launch) -> None:
@@ -184,8 +184,18 @@ def test_states_follow_their_order() -> None:
     startup.fail([EngineError("gone")])
     startup.fail([ModelError("later")])
     assert [str(problem) for problem in startup.failed] == ["gone."]
-    with pytest.raises(RuntimeError, match="failed cannot become stopped"):
-        startup.stop()
+    startup = Startup()
+    startup.stop()
+    with pytest.raises(RuntimeError, match="stopped cannot become draining"):
+        startup.drain()
+
+
+def test_a_failure_on_another_thread_wins_over_every_later_move() -> None:
+    startup = Startup()
+    startup.fail([EngineError("gone")])
+    assert [startup.become_ready(READY), startup.drain(), startup.stop()] == [False] * 3
+    assert startup.state is State.FAILED
+    assert startup.ready is None
 
 
 def wait_for_load(server: Running, count: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -88,7 +90,7 @@ def test_metrics_count_what_requests_did(server: Running) -> None:
     answer = server.ask("/v1/completions", prompt=[5, 6, 7], max_tokens=2)
     request = server.engine.next_request()
     server.engine.step(
-        [(request.id, 5, FinishReason.RUNNING)], scheduled=[Scheduled(request.id, request.arrival, 1)]
+        [(request.id, 5, FinishReason.RUNNING)], scheduled=[Scheduled(request.id, time.monotonic(), 1)]
     )
     server.engine.step(
         [(request.id, 6, FinishReason.LENGTH)],
@@ -142,3 +144,34 @@ def test_metrics_show_the_cache_and_the_phases_of_the_start(launch: Launch) -> N
     assert found["hotstart:startup_phase_seconds", labels] == 1.5
     (info,) = [dict(labels) for name, labels in found if name == "vllm:cache_config_info"]
     assert info["block_size"] == "16"
+
+
+def test_the_prefix_cache_is_reset_between_requests(server: Running) -> None:
+    answer = server.ask("/reset_prefix_cache")
+    assert server.engine.answer_control(ok=True) == "reset_prefix_cache"
+    assert answer.result(PATIENCE).status_code == 200
+
+
+def test_the_prefix_cache_is_not_reset_while_requests_run(server: Running) -> None:
+    answer = server.ask("/reset_prefix_cache")
+    server.engine.answer_control(ok=False)
+    refused = answer.result(PATIENCE)
+    assert refused.status_code == 409
+    assert "Requests are running" in refused.json()["error"]["message"]
+
+
+def test_running_requests_are_not_ended_for_a_reset(server: Running) -> None:
+    answer = server.ask("/reset_prefix_cache?reset_running_requests=true").result(PATIENCE)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "reset_running_requests"
+
+
+def test_what_the_engine_said_of_itself_is_in_the_startup_json(server: Running) -> None:
+    with server.client() as client:
+        engine = client.get("/startup.json").json()["engine"]
+    assert {name: engine[name] for name in ("device", "dtype", "max_num_seqs", "first_step")} == {
+        "device": "cpu",
+        "dtype": "float32",
+        "max_num_seqs": 8,
+        "first_step": "probe",
+    }

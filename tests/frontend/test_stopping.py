@@ -73,18 +73,6 @@ def test_an_engine_that_dies_ends_running_streams_with_an_error_event(server: Ru
     assert server.exit_code() == EngineError.exit_code
 
 
-def test_an_error_of_one_request_leaves_the_others_alone(server: Running) -> None:
-    first = server.ask("/v1/completions", prompt="the")
-    broken = server.engine.next_request()
-    second = server.ask("/v1/completions", prompt="fox")
-    sound = server.engine.next_request()
-    server.engine.step(
-        [(broken.id, -1, FinishReason.ERROR), (sound.id, 5, LENGTH)], errors={broken.id: "no room for it"}
-    )
-    assert first.result(PATIENCE).json()["error"]["message"] == "no room for it"
-    assert second.result(PATIENCE).status_code == 200
-
-
 def test_a_full_queue_answers_429(launch: Launch) -> None:
     server = launch(max_queued_requests=1)
     server.make_ready()
@@ -175,6 +163,20 @@ def test_requests_that_outlast_the_shutdown_timeout_are_failed(model_dir: Path) 
         server.process.send_signal(signal.SIGTERM)
         assert answer.result(PATIENCE).status_code == 503
         assert server.process.wait(PATIENCE) == 0
+
+
+def test_an_engine_that_dies_while_draining_is_named_and_is_no_success(model_dir: Path) -> None:
+    with served(model_dir) as server:
+        answer = server.running.ask("/v1/completions", prompt="the")
+        server.engine.next_request()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.stdout is not None
+        assert server.process.stdout.readline() == "draining\n"
+        server.engine.die()
+        failed = answer.result(PATIENCE)
+        assert failed.status_code == 500
+        assert "The engine is gone" in failed.json()["error"]["message"]
+        assert server.process.wait(PATIENCE) == EngineError.exit_code
 
 
 def test_a_second_sigterm_stops_at_once(model_dir: Path) -> None:

@@ -319,7 +319,7 @@ _HTTP_GROUP = Group(
         to="http.enable_request_id_headers",
         help="answer with an X-Request-Id header",
     ),
-    flag("--disable-fastapi-docs", to="http.disable_fastapi_docs", help="no /docs and /openapi.json"),
+    flag("--disable-fastapi-docs", to="http.disable_fastapi_docs", help="no /openapi.json"),
     no_effect("--enable-server-load-tracking", because="/load always counts the requests in flight"),
 )
 

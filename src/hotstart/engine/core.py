@@ -61,7 +61,7 @@ class Engine:
         """Free a request; nothing more is said about it. Unknown ids just finished."""
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self.scheduler.finish(request, FinishReason.ABORT)
+            self.scheduler.finish(request)
             self.executor.forget(request)
 
     def status(self) -> StepOutput:
@@ -108,7 +108,7 @@ class Engine:
             if request.status is Status.RUNNING:
                 self.blocks.computed(request)
             if reason is not FinishReason.RUNNING:
-                self.scheduler.finish(request, reason)
+                self.scheduler.finish(request)
                 self.executor.forget(request)
                 del self._requests[request.id]
         return StepOutput(

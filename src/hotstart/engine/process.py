@@ -93,7 +93,7 @@ def _serve(link: Link, prepared: Prepared, built: Built, timeline: Timeline) -> 
     probe = not engine.has_work
     if probe:
         params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-        engine.add(NewRequest(_PROBE_ID, pack_ids([0]), params, time.monotonic()))
+        engine.add(NewRequest(_PROBE_ID, pack_ids([0]), params))
     output = engine.step()
     first = "probe" if probe else "held request"
     timeline.end(phase, detail=first)

@@ -25,11 +25,9 @@ class Request:
     """
 
     __slots__ = (
-        "arrival",
         "cached_tokens",
         "digests",
         "eos_ids",
-        "finish",
         "id",
         "noted",
         "num_computed",
@@ -51,11 +49,9 @@ class Request:
         self.tokens = unpack_ids(new.prompt)
         self.num_prompt = len(self.tokens)
         self.params: SamplingParams = new.params
-        self.arrival = new.arrival
         self.eos_ids = frozenset() if new.params.ignore_eos else frozenset(eos_ids)
         self.stop_ids = frozenset(new.params.stop_token_ids)
         self.status = Status.WAITING
-        self.finish = FinishReason.RUNNING
         self.num_computed = 0
         self.pending = 0
         self.cached_tokens = 0

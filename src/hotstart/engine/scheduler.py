@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 from hotstart.engine.block_manager import BlockManager
 from hotstart.engine.request import Request, Status
-from hotstart.messages import FinishReason
 
 
 @dataclass
@@ -81,14 +80,13 @@ class Scheduler:
         """Queue a new request."""
         self.waiting.append(request)
 
-    def finish(self, request: Request, reason: FinishReason) -> None:
+    def finish(self, request: Request) -> None:
         """End a request wherever it is, and free what it holds."""
         if request.status is Status.RUNNING:
             self._leave(request)
         elif request.status is Status.WAITING:
             self.waiting.remove(request)
         request.status = Status.FINISHED
-        request.finish = reason
 
     def schedule(self) -> Step | None:
         """The next step; None when nothing can be computed now.

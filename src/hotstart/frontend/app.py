@@ -36,6 +36,7 @@ def create_app(frontend: Frontend) -> ASGIApp:
         Route("/load", service.load, methods=["GET"]),
         Route("/tokenize", service.tokenize, methods=["POST"]),
         Route("/detokenize", service.detokenize, methods=["POST"]),
+        Route("/reset_prefix_cache", service.reset_prefix_cache, methods=["POST"]),
     ]
     http = frontend.config.http
     if not http.disable_fastapi_docs:

@@ -11,17 +11,19 @@ import itertools
 import logging
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 
 from hotstart.errors import ConfigError, DeviceError, EngineError, HotstartError, ModelError, StorageError
 from hotstart.frontend.errors import ApiError
 from hotstart.frontend.generation import Choice, Generation
 from hotstart.frontend.metrics import Metrics
-from hotstart.frontend.startup import Startup, State
+from hotstart.frontend.startup import Startup
 from hotstart.frontend.stats_log import StatsLog
 from hotstart.messages import (
     AbortRequests,
     AddRequests,
+    Control,
     ControlDone,
     Failed,
     FinishReason,
@@ -38,8 +40,7 @@ from hotstart.messages import (
 )
 from hotstart.timeline import Timeline
 
-log = logging.getLogger("hotstart.frontend")
-
+_GONE = "The engine is gone; the server is stopping."
 _ERRORS: dict[int, type[HotstartError]] = {
     error.exit_code: error for error in (ConfigError, ModelError, StorageError, DeviceError, EngineError)
 }
@@ -65,6 +66,7 @@ class EngineClient(asyncio.Protocol):
         self._ids = itertools.count(1)
         self._live: dict[int, Choice] = {}
         self._waiting = 0
+        self._controls: deque[asyncio.Future[bool]] = deque()
 
     @property
     def waiting(self) -> int:
@@ -80,7 +82,7 @@ class EngineClient(asyncio.Protocol):
     def submit(self, generation: Generation) -> None:
         """Send every choice. Raises :class:`ApiError` when the engine is gone."""
         if self.lost:
-            raise ApiError(500, "The engine is gone; the server is stopping.")
+            raise ApiError(500, _GONE)
         requests = []
         packed: dict[int, bytes] = {}
         for choice in generation.choices:
@@ -89,7 +91,7 @@ class EngineClient(asyncio.Protocol):
             key = id(choice.prompt)
             if key not in packed:
                 packed[key] = pack_ids(choice.prompt)
-            requests.append(NewRequest(choice.id, packed[key], choice.params, choice.arrival))
+            requests.append(NewRequest(choice.id, packed[key], choice.params))
         self._waiting += len(requests)
         self._send(AddRequests(requests))
 
@@ -101,6 +103,18 @@ class EngineClient(asyncio.Protocol):
             self._metrics.finished(choice, FinishReason.ABORT)
         if running:
             self._send(AbortRequests([choice.id for choice in running]))
+
+    async def control(self, op: str) -> bool:
+        """Ask the engine for an operation between two steps; whether it could be done.
+
+        Raises :class:`ApiError` when the engine ends first.
+        """
+        if self.lost:
+            raise ApiError(500, _GONE)
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._controls.append(done)
+        self._send(Control(op))
+        return await done
 
     def fail_all(self, error: ApiError) -> None:
         """Answer everything that runs with ``error``."""
@@ -126,6 +140,9 @@ class EngineClient(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The engine closed its end, or died."""
         self.lost = True
+        for done in self._controls:
+            if not done.done():
+                done.set_exception(ApiError(500, _GONE))
         self.on_lost()
 
     def _handle(self, body: bytes) -> None:
@@ -137,9 +154,8 @@ class EngineClient(asyncio.Protocol):
         elif isinstance(message, LogEvent):
             logging.getLogger(message.logger).log(message.level, "%s", message.text)
         elif isinstance(message, Ready):
-            if self._startup.state is State.LOADING:
-                self._metrics.set_engine(message)
-                self._startup.become_ready(message)
+            self._metrics.set_engine(message)
+            self._startup.become_ready(message)
         elif isinstance(message, Failed):
             self._startup.fail(
                 [
@@ -147,8 +163,8 @@ class EngineClient(asyncio.Protocol):
                     for code, found, expected, advice in message.problems
                 ]
             )
-        elif isinstance(message, ControlDone) and not message.ok:
-            log.warning("the engine could not %s: %s", message.op, message.detail)
+        elif isinstance(message, ControlDone) and not (done := self._controls.popleft()).done():
+            done.set_result(message.ok)
 
     def _step(self, step: StepOutput) -> None:
         now = time.monotonic()
@@ -163,10 +179,10 @@ class EngineClient(asyncio.Protocol):
             if choice is not None:
                 choice.prompt_logprobs = prompt.positions
         aborts: list[int] = []
-        logprobs, stop_ids, errors = step.logprobs, step.stop_ids, step.errors
+        logprobs, stop_ids = step.logprobs, step.stop_ids
         for request_id, token, finish in step.unpack():
             choice = live.get(request_id)
-            if choice is None or choice.generation is None or request_id in errors:
+            if choice is None or choice.generation is None:
                 continue
             if token >= 0:
                 metrics.token(choice, now)
@@ -179,21 +195,11 @@ class EngineClient(asyncio.Protocol):
                 if not finish:
                     aborts.append(request_id)
             choice.generation.offer(choice)
-        for request_id, text in errors.items():
-            self._fail(request_id, text)
         if aborts:
             self._send(AbortRequests(aborts))
         metrics.step(step.stats)
         if self._stats_log is not None:
             self._stats_log.note(now)
-
-    def _fail(self, request_id: int, text: str) -> None:
-        choice = self._live.pop(request_id, None)
-        if choice is not None and choice.generation is not None:
-            self._leave_queue(choice)
-            self._metrics.finished(choice, FinishReason.ERROR)
-            choice.generation.fail(ApiError(500, text))
-            self.abort(choice.generation)
 
     def _leave_queue(self, choice: Choice) -> None:
         if choice.scheduled is None:

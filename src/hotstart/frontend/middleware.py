@@ -30,7 +30,6 @@ OPEN_PATHS = frozenset(
         "/tokenize",
         "/detokenize",
         "/startup.json",
-        "/startup",
         "/openapi.json",
     ]
 )

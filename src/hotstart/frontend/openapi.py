@@ -30,6 +30,7 @@ _OPERATIONS: tuple[tuple[str, str, str, type | None, type | None, tuple[int, ...
     ("get", "/v1/models/{model}", "Show one served name", None, ModelCard, (404,)),
     ("post", "/tokenize", "Encode a prompt or a conversation", TokenizeRequest, TokenizeResponse, (404,)),
     ("post", "/detokenize", "Decode token ids", DetokenizeRequest, DetokenizeResponse, (404,)),
+    ("post", "/reset_prefix_cache", "Forget the prefixes of earlier requests", None, None, (400, 401, 409)),
     ("get", "/livez", "How far the server is", None, LivezResponse, ()),
     ("get", "/health", "Whether requests are served", None, None, ()),
     ("get", "/readyz", "Whether requests are served", None, None, ()),

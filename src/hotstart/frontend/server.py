@@ -144,7 +144,7 @@ class _Lifecycle:
             frontend.gate.update()
             if startup.state is State.FAILED:
                 return self._failed()
-            if frontend.client.lost or startup.engine_exit is not None:
+            if self._engine_gone():
                 await self._name_the_cause()
             elif self._signals and startup.state is State.LOADING:
                 return self._stopped_early()
@@ -160,8 +160,9 @@ class _Lifecycle:
         self._changed.clear()
 
     def _stopped_early(self) -> int:
+        if not self._frontend.startup.stop():
+            return self._failed()
         self.at_once = True
-        self._frontend.startup.stop()
         self._frontend.gate.update()
         self._frontend.client.fail_all(self._frontend.gate.closed())
         return 128 + self._signals[0]
@@ -190,7 +191,8 @@ class _Lifecycle:
     async def _drain(self) -> int:
         """Finish what runs, within ``--shutdown-timeout`` or until the second signal."""
         frontend, startup = self._frontend, self._frontend.startup
-        startup.drain()
+        if not startup.drain():
+            return self._failed()
         timeout = frontend.config.http.shutdown_timeout
         if frontend.gate.active:
             log.info("stopping: %d requests may finish within %g s", frontend.gate.active, timeout)
@@ -198,17 +200,21 @@ class _Lifecycle:
         idle.add_done_callback(lambda _: self.wake())
         deadline = time.monotonic() + timeout
         while not idle.done() and len(self._signals) < 2 and startup.state is State.DRAINING:
-            left = deadline - time.monotonic()
-            if left <= 0 or frontend.client.lost:
+            if (left := deadline - time.monotonic()) <= 0:
                 break
-            await self._change(left)
+            if self._engine_gone():
+                await self._name_the_cause()
+            else:
+                await self._change(left)
         idle.cancel()
-        if startup.state is State.FAILED:
-            return self._failed()
         self.at_once = len(self._signals) > 1
-        startup.stop()
+        if not startup.stop():
+            return self._failed()
         frontend.client.fail_all(frontend.gate.closed())
         return 0
+
+    def _engine_gone(self) -> bool:
+        return self._frontend.client.lost or self._frontend.startup.engine_exit is not None
 
     def _signalled(self, number: int) -> None:
         self._signals.append(number)

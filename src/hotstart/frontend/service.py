@@ -38,9 +38,11 @@ class Service:
         return Response(status_code=200)
 
     async def startup_json(self, request: Request) -> Response:
-        """The timeline so far."""
-        state = self._frontend.startup.state.value
-        return _json({"state": state, **self._frontend.timeline.as_dict()})
+        """The timeline so far, and what the engine said of itself once it is ready."""
+        startup = self._frontend.startup
+        return _json(
+            {"state": startup.state.value, **self._frontend.timeline.as_dict(), "engine": startup.ready}
+        )
 
     async def version(self, request: Request) -> Response:
         """The version of hotstart."""
@@ -111,6 +113,16 @@ class Service:
         return _json(
             p.DetokenizeResponse(checked.text.tokenizer.decode(asked.tokens, skip_special_tokens=False))
         )
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """Forget the prefixes of earlier requests, as after an update of the weights; 409 while any runs."""
+        for name in ("reset_running_requests", "reset_external"):
+            if request.query_params.get(name, "false").lower() not in ("false", "0"):
+                raise ApiError(400, f"{name} is not supported; leave it out.", param=name)
+        self._frontend.gate.require_ready()
+        if not await self._frontend.client.control("reset_prefix_cache"):
+            raise ApiError(409, "Requests are running; reset the prefix cache when they have ended.")
+        return Response(status_code=200)
 
     def _checked(self) -> Checked:
         startup = self._frontend.startup

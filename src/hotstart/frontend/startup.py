@@ -35,6 +35,7 @@ _NEXT = {
     State.STOPPED: set[State](),
     State.FAILED: set[State](),
 }
+_ENDED = (State.STOPPED, State.FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,10 @@ class Checked:
 
 
 class Startup:
-    """Thread-safe. Listeners are called after every change, on the thread that made it."""
+    """Thread-safe. Listeners are called after every change, on the thread that made it.
+
+    Any thread may :meth:`fail` it at any moment, so every other move says whether it came first.
+    """
 
     def __init__(self) -> None:
         self.state = State.LOADING
@@ -72,7 +76,7 @@ class Startup:
     def fail(self, problems: Sequence[HotstartError]) -> None:
         """The start, or the running server, failed. The first call counts; later ones are ignored."""
         with self._lock:
-            if self.state in (State.FAILED, State.STOPPED):
+            if self.state in _ENDED:
                 return
             self.failed = tuple(problems)
             self._enter(State.FAILED)
@@ -83,20 +87,23 @@ class Startup:
         self.engine_exit = message
         self._tell()
 
-    def become_ready(self, ready: Ready) -> None:
-        """One step went through the ordinary path."""
+    def become_ready(self, ready: Ready) -> bool:
+        """One step went through the ordinary path. False when it is over already: stopped, or failed."""
         with self._lock:
+            if self.state in _ENDED:
+                return False
             self._enter(State.READY)
             self.ready = ready
         self._tell()
+        return True
 
-    def drain(self) -> None:
-        """Admit nothing more; finish what runs."""
-        self._move(State.DRAINING)
+    def drain(self) -> bool:
+        """Admit nothing more; finish what runs. False when a failure came first."""
+        return self._move(State.DRAINING)
 
-    def stop(self) -> None:
-        """The end, without failure."""
-        self._move(State.STOPPED)
+    def stop(self) -> bool:
+        """The end, without failure. False when a failure came first."""
+        return self._move(State.STOPPED)
 
     @property
     def max_model_len(self) -> int | None:
@@ -110,10 +117,13 @@ class Startup:
         """The lowest code of what failed; 0 when nothing did."""
         return min((problem.exit_code for problem in self.failed), default=0)
 
-    def _move(self, state: State) -> None:
+    def _move(self, state: State) -> bool:
         with self._lock:
+            if self.state is State.FAILED:
+                return False
             self._enter(state)
         self._tell()
+        return True
 
     def _enter(self, state: State) -> None:
         if state not in _NEXT[self.state]:
