@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hotstart.engine.request import Request
 from hotstart.engine.sampler import Sampler
-from hotstart.messages import NewRequest, SamplingParams, pack_ids
+from hotstart.messages import NewRequest, SamplingParams, TokenLogprobs, pack_ids
 
 CPU = torch.device("cpu")
 EOS = 3
@@ -22,7 +25,7 @@ _numbers = iter(range(1, 1 << 30))
 def request(prompt: tuple[int, ...] = (1,), outputs: tuple[int, ...] = (), **params: object) -> Request:
     """A request whose next token is about to be sampled."""
     sampling = SamplingParams(**{"temperature": 1.0, **params})  # type: ignore[arg-type]
-    found = Request(NewRequest(next(_numbers), pack_ids([*prompt, *outputs]), sampling), (EOS,))
+    found = Request(NewRequest(next(_numbers), pack_ids([*prompt, *outputs]), sampling, 0.0), (EOS,))
     found.num_prompt = len(prompt)
     found.pending = 1
     return found
@@ -178,19 +181,30 @@ def test_stop_id_that_no_vocabulary_has_is_harmless() -> None:
     ]
 
 
+def logprobs(logits: Tensor, *requests: Request) -> dict[int, TokenLogprobs]:
+    """By row, what the requests that asked get."""
+    sampled = Sampler(CPU, 0).sample(logits.clone(), list(requests))
+    assert sampled.logprobs is not None
+    return {row: sampled.logprobs.message(at, count) for at, (row, count) in enumerate(sampled.wanted)}
+
+
 def test_logprobs_are_those_of_the_model_before_any_edit() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 0.0], [0.0, 0.0, 5.0, 0.0]])
     rows = [request(temperature=0.0, logit_bias={0: 10.0}, logprobs=2), request(temperature=0.0)]
-    ((row, ids, values, ranks),) = Sampler(CPU, 0).sample(logits.clone(), rows).logprobs
+    found = logprobs(logits, *rows)
     expected = logits[0].log_softmax(-1)
-    assert (row, ids.tolist(), ranks.tolist()) == (0, [0, 1, 2], [3, 1, 2])
-    torch.testing.assert_close(values, expected[[0, 1, 2]])
+    assert (list(found), found[0].ids, found[0].ranks) == ([0], [0, 1, 2], [3, 1, 2])
+    assert found[0].logprobs == pytest.approx(expected[[0, 1, 2]].tolist())
 
 
-def test_logprobs_of_zero_is_the_chosen_token_alone() -> None:
-    logits = torch.tensor([[0.0, 1.0]])
-    ((_, ids, _, ranks),) = Sampler(CPU, 0).sample(logits, [request(temperature=0.0, logprobs=0)]).logprobs
-    assert (ids.tolist(), ranks.tolist()) == ([1], [1])
+def test_each_request_of_a_step_gets_as_many_logprobs_as_it_asked_for() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, 1.0, 2.0], [2.0, 0.0, 1.0]])
+    rows = [request(temperature=0.0, logprobs=0), request(), request(temperature=0.0, logprobs=2)]
+    found = logprobs(logits, *rows)
+    assert [(row, line.ids, line.ranks) for row, line in found.items()] == [
+        (0, [2], [1]),
+        (2, [0, 0, 2], [1, 1, 2]),
+    ]
 
 
 def test_same_seed_of_the_server_gives_the_same_choices_and_another_gives_others() -> None:
@@ -205,6 +219,57 @@ def test_forgotten_request_starts_its_seed_again() -> None:
     first, second = (sampler.sample(logits.clone(), [one]).tokens.item() for _ in range(2))
     sampler.forget(one.id)
     assert sampler.sample(logits.clone(), [one]).tokens.item() == first != second
+
+
+EVERYTHING: list[dict[str, object]] = [
+    {"temperature": 0.0},
+    {},
+    {"seed": 3, "min_p": 0.1},
+    {"top_k": 5, "top_p": 0.7, "logprobs": 2},
+    {"logit_bias": {4: 2.0}, "min_tokens": 5, "stop_token_ids": [8]},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2, "logprobs": 0},
+]
+
+
+class NothingWaits(TorchDispatchMode):
+    """Fails on what would make the host wait for a GPU: reading a value, or making a tensor of a list."""
+
+    WAITS = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "bincount", "lift_fresh")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        assert not any(name in str(func) for name in self.WAITS), func
+        indices = args[1] if "index.Tensor" in str(func) or "index_put" in str(func) else ()
+        assert not any(i is not None and i.dtype is torch.bool for i in indices), "an index by mask"
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("chosen", [[row] for row in range(len(EVERYTHING))] + [list(range(len(EVERYTHING)))])
+def test_sampling_never_waits_for_the_device(chosen: list[int]) -> None:
+    rows = [request((1, 2), (5, 5, 6), **EVERYTHING[row]) for row in chosen]
+    sampler, logits = Sampler(CPU, 0), torch.randn(len(rows), 100)
+    with torch.inference_mode(), NothingWaits():
+        sampler.sample(logits, rows)
+
+
+@pytest.mark.gpu
+def test_sampling_never_waits_for_a_real_gpu() -> None:
+    device = torch.device("cuda")
+    rows = [request((1, 2), (5, 5, 6), **params) for params in EVERYTHING]
+    sampler, logits = Sampler(device, 0), torch.randn(len(rows), 32_000, device=device)
+    with torch.inference_mode():
+        sampler.sample(logits.clone(), rows)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            sampled = sampler.sample(logits.clone(), rows)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    assert sampled.tokens[0] == logits[0].argmax()
+    assert sampled.logprobs is not None
+    assert [len(sampled.logprobs.message(at, n).ids) for at, (_, n) in enumerate(sampled.wanted)] == [3, 1]
 
 
 rules = st.fixed_dictionaries(

@@ -15,13 +15,11 @@ from torch import Tensor
 
 from hotstart.attention.base import AttentionBackend, BatchPlan
 from hotstart.engine.request import Request
-from hotstart.engine.sampler import Sampled, Sampler, to_message, top_logprobs
+from hotstart.engine.sampler import Sampled, Sampler, TopLogprobs, top_logprobs
 from hotstart.engine.scheduler import ScheduledRequest, Step
+from hotstart.engine.step_memory import PROMPT_ROWS
 from hotstart.messages import TokenLogprobs
 from hotstart.models.base import Model
-
-# Prompt log probabilities need logits of every position: this many rows at a time bound the memory.
-_PROMPT_ROWS = 64
 
 
 @dataclass
@@ -42,7 +40,7 @@ class _InFlight:
     requests: list[Request]
     tokens: Tensor
     sampled: Sampled | None
-    prompt: dict[int, list[tuple[Tensor, Tensor, Tensor]]]
+    prompt: dict[int, list[TopLogprobs]]
     done: torch.cuda.Event | None
 
 
@@ -109,11 +107,15 @@ class ModelRunner:
             flight.step,
             {r.id: token for r, token in zip(flight.requests, flight.tokens.tolist(), strict=True)},
         )
-        if flight.sampled is not None:
-            for row, *top in flight.sampled.logprobs:
-                result.logprobs[flight.requests[row].id] = to_message(*top)
-        for request_id, positions in flight.prompt.items():
-            result.prompt_logprobs[request_id] = [to_message(*top) for top in positions]
+        if flight.sampled is not None and flight.sampled.logprobs is not None:
+            for index, (row, count) in enumerate(flight.sampled.wanted):
+                result.logprobs[flight.requests[row].id] = flight.sampled.logprobs.message(index, count)
+        for request_id, parts in flight.prompt.items():
+            result.prompt_logprobs[request_id] = [
+                part.message(position, part.ids.shape[1] - 1)
+                for part in parts
+                for position in range(len(part.ids))
+            ]
         return result
 
     def forget(self, request: Request) -> None:
@@ -168,8 +170,8 @@ class ModelRunner:
 
     def _prompt_logprobs(
         self, hidden: Tensor, entries: list[ScheduledRequest]
-    ) -> dict[int, list[tuple[Tensor, Tensor, Tensor]]]:
-        found: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
+    ) -> dict[int, list[TopLogprobs]]:
+        found: dict[int, list[TopLogprobs]] = {}
         row = 0
         for entry in entries:
             request = entry.request
@@ -183,17 +185,13 @@ class ModelRunner:
             row += entry.length
         return found
 
-    def _positions(
-        self, hidden: Tensor, start: int, request: Request, count: int
-    ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        result = []
-        for offset in range(0, len(hidden), _PROMPT_ROWS):
-            rows = hidden[offset : offset + _PROMPT_ROWS]
-            logprobs = self.model.logits(rows).log_softmax(-1)
-            following = request.tokens[start + offset + 1 : start + offset + 1 + len(rows)]
-            targets = torch.tensor(following, device=self.device)
-            result += [top_logprobs(logprobs[i], targets[i], count) for i in range(len(rows))]
-        return result
+    def _positions(self, hidden: Tensor, start: int, request: Request, count: int) -> list[TopLogprobs]:
+        following = array("q", request.tokens[start + 1 : start + 1 + len(hidden)])
+        targets = torch.split(self._to_device(following), PROMPT_ROWS)
+        return [
+            top_logprobs(self.model.logits(rows).log_softmax(-1), tokens, count)
+            for rows, tokens in zip(torch.split(hidden, PROMPT_ROWS), targets, strict=True)
+        ]
 
     def _to_device(self, values: array[int]) -> Tensor:
         """int64 tensor of a host array; asynchronous on CUDA."""

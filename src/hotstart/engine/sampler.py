@@ -15,26 +15,50 @@ import torch
 from torch import Tensor
 
 from hotstart.engine.request import Request
+from hotstart.engine.sampling_numbers import Draw, Edits, Numbers
 from hotstart.messages import TokenLogprobs
 
-_GREEDY_BELOW = 1e-5
 # Almost always holds the whole nucleus; rows where it does not get the full vocabulary sorted.
 _NUCLEUS = 1024
 _NEGATIVE_INFINITY = float("-inf")
 
 
 @dataclass
+class TopLogprobs:
+    """Of some rows, a token and the likeliest ones; on its way to the host."""
+
+    ids: Tensor
+    """int64 [rows, 1 + likeliest]."""
+    values: Tensor
+    """float32, of the same shape."""
+    ranks: Tensor
+    """int64 [rows]: the token's own."""
+
+    def message(self, row: int, count: int) -> TokenLogprobs:
+        """The token and the ``count`` likeliest; call it when the step is done."""
+        return TokenLogprobs(
+            self.ids[row, : count + 1].tolist(),
+            self.values[row, : count + 1].tolist(),
+            [int(self.ranks[row]), *range(1, count + 1)],
+        )
+
+
+@dataclass
 class Sampled:
-    """What a step sampled, still on the device."""
+    """What a step sampled."""
 
     tokens: Tensor
-    """int64 [requests]."""
-    logprobs: list[tuple[int, Tensor, Tensor, Tensor]]
-    """(row, ids, log probabilities, ranks) of requests that asked for them, chosen token first."""
+    """int64 [requests], still on the device."""
+    wanted: list[tuple[int, int]]
+    """(row, likeliest) of requests that asked for log probabilities, in the order of ``logprobs``."""
+    logprobs: TopLogprobs | None
 
 
 class Sampler:
-    """Keeps the random state of seeded requests; others draw from torch's own."""
+    """Keeps the random state of seeded requests; others draw from torch's own.
+
+    On CUDA nothing here waits for the device: a step may be sampled while the one before it runs.
+    """
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self.device = device
@@ -46,110 +70,68 @@ class Sampler:
         self._own.pop(request_id, None)
 
     def sample(self, logits: Tensor, requests: list[Request]) -> Sampled:
-        """Choose the next token of each request; logits float32 [requests, vocab], may be overwritten."""
-        wanted = [
-            (row, request) for row, request in enumerate(requests) if request.params.logprobs is not None
-        ]
-        raw = {row: logits[row].log_softmax(-1) for row, _ in wanted}
-        self._edit(logits, requests)
-        random = [row for row, r in enumerate(requests) if r.params.temperature >= _GREEDY_BELOW]
-        if len(random) == len(requests):
-            tokens = self._random(logits, requests)
+        """Choose the next token of each request.
+
+        logits: float32 [requests, vocab], contiguous; may be overwritten.
+        """
+        numbers = Numbers()
+        edits = Edits(numbers, requests, logits.shape[-1])
+        draw = Draw(numbers, requests, logits.shape[-1])
+        wanted = [(row, r.params.logprobs) for row, r in enumerate(requests) if r.params.logprobs is not None]
+        asking = numbers.integers(row for row, _ in wanted) if wanted else None
+        numbers.send(self.device)
+        raw = None if asking is None else logits.index_select(0, numbers[asking]).log_softmax(-1)
+        edits.apply(logits)
+        if len(draw.requests) == len(requests):
+            tokens = self._random(logits, draw, numbers)
         else:
             tokens = logits.argmax(-1)
-            if random:
-                rows = torch.tensor(random, device=self.device)
-                tokens[rows] = self._random(logits[rows], [requests[row] for row in random])
-        return Sampled(
-            tokens, [(row, *top_logprobs(raw[row], tokens[row], r.params.logprobs or 0)) for row, r in wanted]
-        )
+            if draw.rows is not None:
+                rows = numbers[draw.rows]
+                tokens.index_copy_(0, rows, self._random(logits.index_select(0, rows), draw, numbers))
+        if raw is None or asking is None:
+            return Sampled(tokens, [], None)
+        chosen = tokens.index_select(0, numbers[asking])
+        return Sampled(tokens, wanted, top_logprobs(raw, chosen, max(count for _, count in wanted)))
 
-    def _edit(self, logits: Tensor, requests: list[Request]) -> None:
-        """Bias, minimum length and penalties, in place, only for the rows that ask for them."""
-        for row, request in enumerate(requests):
-            params = request.params
-            line = logits[row]
-            if params.logit_bias:
-                biased = torch.tensor(list(params.logit_bias), device=self.device)
-                line[biased] += torch.tensor(list(params.logit_bias.values()), device=self.device)
-            if request.num_outputs <= params.min_tokens:  # the token to be sampled is counted
-                # A stop id that the model does not have can never be sampled.
-                banned = sorted(t for t in request.eos_ids | request.stop_ids if t < line.shape[-1])
-                if banned:
-                    line[torch.tensor(banned, device=self.device)] = _NEGATIVE_INFINITY
-            if request.needs_host_state:
-                self._penalize(line, request)
-
-    def _penalize(self, line: Tensor, request: Request) -> None:
-        params = request.params
-        tokens = torch.tensor(request.tokens, device=self.device)
-        if params.repetition_penalty != 1.0:
-            seen = torch.unique(tokens)
-            value = line[seen]
-            line[seen] = torch.where(
-                value > 0, value / params.repetition_penalty, value * params.repetition_penalty
-            )
-        output = tokens[request.num_prompt :]
-        if output.numel() and (params.presence_penalty or params.frequency_penalty):
-            ids, counts = torch.unique(output, return_counts=True)
-            line[ids] -= params.presence_penalty + params.frequency_penalty * counts.to(line.dtype)
-
-    def _random(self, logits: Tensor, requests: list[Request]) -> Tensor:
-        """One draw per row; all rows have a temperature."""
-        params = [request.params for request in requests]
-        logits = logits / self._column([p.temperature for p in params])
-        race = logits - self._noise(logits, requests).log_()
-        if any(p.min_p > 0 for p in params):
-            floor = logits.amax(-1, keepdim=True) + self._column([p.min_p for p in params]).log()
+    def _random(self, logits: Tensor, draw: Draw, numbers: Numbers) -> Tensor:
+        """One draw for each of ``draw.requests``, whose logits these are."""
+        logits = logits / numbers[draw.temperature].unsqueeze(-1)
+        race = logits - self._noise(logits, draw.requests).log_()
+        if draw.log_min_p is not None:
+            floor = logits.amax(-1, keepdim=True) + numbers[draw.log_min_p].unsqueeze(-1)
             hidden = logits < floor
             logits = logits.masked_fill(hidden, _NEGATIVE_INFINITY)
             race.masked_fill_(hidden, _NEGATIVE_INFINITY)
-        vocab = logits.shape[-1]
-        cut = [row for row, p in enumerate(params) if 0 < p.top_k < vocab or p.top_p < 1.0]
-        if not cut:
+        if not draw.any_cut:
             return race.argmax(-1)
-        top_k = [params[row].top_k if 0 < params[row].top_k < vocab else vocab for row in cut]
-        top_p = [params[row].top_p for row in cut]
-        if len(cut) == len(requests):
-            return self._truncated(logits, race, top_k, top_p)
-        tokens = race.argmax(-1)
-        rows = torch.tensor(cut, device=self.device)
-        tokens[rows] = self._truncated(logits[rows], race[rows], top_k, top_p)
-        return tokens
+        limit, top_p = numbers[draw.limit].unsqueeze(-1), numbers[draw.top_p].unsqueeze(-1)
+        if draw.cut is None:
+            return self._truncated(logits, race, draw.top_k, limit, top_p)
+        tokens, rows = race.argmax(-1), numbers[draw.cut]
+        logits, race = logits.index_select(0, rows), race.index_select(0, rows)
+        return tokens.index_copy_(0, rows, self._truncated(logits, race, draw.top_k, limit, top_p))
 
-    def _truncated(self, logits: Tensor, race: Tensor, top_k: list[int], top_p: list[float]) -> Tensor:
-        """The winner of each row's race among its top_k and top_p; ``top_k`` = vocab: off."""
+    def _truncated(
+        self, logits: Tensor, race: Tensor, top_k: list[int], limit: Tensor, top_p: Tensor
+    ) -> Tensor:
+        """The winner of each row's race among its top_k and top_p.
+
+        limit: int64 [rows, 1], ``top_k`` on the device, vocab: off; top_p: float32 [rows, 1].
+        """
         vocab, width = logits.shape[-1], max(top_k)
+        whole = width == vocab
+        # Whether the partial sort was enough is only cheap to ask on CPU.
         if self.device.type != "cpu" or width <= _NUCLEUS:
-            return self._within(logits, race, top_k, top_p, width)[0]
-        tokens, complete = self._within(logits, race, top_k, top_p, min(_NUCLEUS, vocab))
-        if not bool(complete.all()):
-            rows = (~complete).nonzero().squeeze(-1)
-            again = rows.tolist()
-            top_k, top_p = [top_k[row] for row in again], [top_p[row] for row in again]
-            tokens[rows] = self._within(logits[rows], race[rows], top_k, top_p, max(top_k))[0]
+            return _within(logits, race, limit, top_p, width, whole=whole)[0]
+        tokens, complete = _within(logits, race, limit, top_p, min(_NUCLEUS, vocab), whole=whole)
+        rows = (~complete).nonzero().squeeze(-1)
+        if len(rows):
+            again = max(top_k[row] for row in rows.tolist())
+            tokens[rows] = _within(
+                logits[rows], race[rows], limit[rows], top_p[rows], again, whole=again == vocab
+            )[0]
         return tokens
-
-    def _within(
-        self, logits: Tensor, race: Tensor, top_k: list[int], top_p: list[float], width: int
-    ) -> tuple[Tensor, Tensor]:
-        """Winners among each row's ``width`` likeliest tokens, and whether its choice ends within them."""
-        vocab = logits.shape[-1]
-        values, ids = logits.topk(width, dim=-1)
-        limit = self._column(top_k)
-        outside = torch.arange(width, device=self.device) >= limit
-        values = values.masked_fill(outside, _NEGATIVE_INFINITY)
-        log_total = values.logsumexp(-1, keepdim=True)
-        if max(top_k) == vocab:
-            log_total = torch.where(limit == vocab, logits.logsumexp(-1, keepdim=True), log_total)
-        probs = (values - log_total).exp()
-        before = probs.cumsum(-1) - probs
-        # Rounding must not end a nucleus that is everything.
-        nucleus = self._column([p if p < 1.0 else float("inf") for p in top_p])
-        outside |= (before >= nucleus) & (before > 0)
-        complete = (limit <= width) | ((limit == vocab) & (before[:, -1:] >= nucleus))
-        winner = race.gather(-1, ids).masked_fill(outside, _NEGATIVE_INFINITY).argmax(-1, keepdim=True)
-        return ids.gather(-1, winner).squeeze(-1), complete.squeeze(-1)
 
     def _noise(self, logits: Tensor, requests: list[Request]) -> Tensor:
         noise = torch.empty_like(logits)
@@ -166,8 +148,27 @@ class Sampler:
         # Exp(1) can round to zero in float32, and has no logarithm then.
         return noise.clamp_(min=torch.finfo(noise.dtype).tiny)
 
-    def _column(self, values: list[float] | list[int]) -> Tensor:
-        return torch.tensor(values, device=self.device).unsqueeze(-1)
+
+def _within(
+    logits: Tensor, race: Tensor, limit: Tensor, top_p: Tensor, width: int, *, whole: bool
+) -> tuple[Tensor, Tensor]:
+    """Winners among each row's ``width`` likeliest tokens, and whether its choice ends within them.
+
+    ``whole``: some row's limit is the vocabulary.
+    """
+    vocab = logits.shape[-1]
+    values, ids = logits.topk(width, dim=-1)
+    outside = torch.arange(width, device=logits.device) >= limit
+    values = values.masked_fill(outside, _NEGATIVE_INFINITY)
+    log_total = values.logsumexp(-1, keepdim=True)
+    if whole:
+        log_total = torch.where(limit == vocab, logits.logsumexp(-1, keepdim=True), log_total)
+    probs = (values - log_total).exp()
+    before = probs.cumsum(-1) - probs
+    outside |= (before >= top_p) & (before > 0)
+    complete = (limit <= width) | ((limit == vocab) & (before[:, -1:] >= top_p))
+    winner = race.gather(-1, ids).masked_fill(outside, _NEGATIVE_INFINITY).argmax(-1, keepdim=True)
+    return ids.gather(-1, winner).squeeze(-1), complete.squeeze(-1)
 
 
 def new_generator(device: torch.device) -> torch.Generator:
@@ -177,19 +178,13 @@ def new_generator(device: torch.device) -> torch.Generator:
     return torch.Generator(device)
 
 
-def top_logprobs(logprobs: Tensor, token: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(ids, values, ranks) of the token and of the ``count`` likeliest; logprobs float32 [vocab]."""
-    own = logprobs[token].unsqueeze(0)
+def top_logprobs(logprobs: Tensor, tokens: Tensor, count: int) -> TopLogprobs:
+    """Each row's token and its ``count`` likeliest; logprobs float32 [rows, vocab], tokens int64 [rows]."""
+    tokens = tokens.unsqueeze(-1)
+    own = logprobs.gather(-1, tokens)
     values, ids = logprobs.topk(count)
-    rank = (logprobs > own).sum().unsqueeze(0) + 1
-    ranks = torch.arange(1, count + 1, device=logprobs.device)
-    return (
-        torch.cat([token.reshape(1), ids]),
-        torch.cat([own, values]),
-        torch.cat([rank, ranks]),
+    return TopLogprobs(
+        torch.cat([tokens, ids], -1).to("cpu", non_blocking=True),
+        torch.cat([own, values], -1).to("cpu", non_blocking=True),
+        ((logprobs > own).sum(-1) + 1).to("cpu", non_blocking=True),
     )
-
-
-def to_message(ids: Tensor, values: Tensor, ranks: Tensor) -> TokenLogprobs:
-    """The form that goes to the frontend."""
-    return TokenLogprobs(ids.tolist(), values.tolist(), ranks.tolist())
