@@ -25,7 +25,7 @@ _numbers = iter(range(1, 1 << 30))
 def request(prompt: tuple[int, ...] = (1,), outputs: tuple[int, ...] = (), **params: object) -> Request:
     """A request whose next token is about to be sampled."""
     sampling = SamplingParams(**{"temperature": 1.0, **params})  # type: ignore[arg-type]
-    found = Request(NewRequest(next(_numbers), pack_ids([*prompt, *outputs]), sampling, 0.0), (EOS,))
+    found = Request(NewRequest(next(_numbers), pack_ids([*prompt, *outputs]), sampling), (EOS,))
     found.num_prompt = len(prompt)
     found.pending = 1
     return found
