@@ -67,14 +67,18 @@ def greedy(oracle: Callable[..., Any]) -> Callable[[str, list[int]], list[int]]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 2e-2)])
-def test_logits_equal_at_every_position(
+def test_logits_equal_at_every_position_before_and_after_tuning(
     name: str, dtype: str, tolerance: float, tiny_model: Callable[..., Path], oracle: Callable[..., Any]
 ) -> None:
     with torch.inference_mode():
         expected = oracle(name, dtype)(torch.tensor([PROMPT])).logits[0].float()
-    got = Runner(tiny_model(name), dtype=getattr(torch, dtype)).prompt_logits(PROMPT)
-    assert got.dtype == torch.float32
-    assert (got - expected).abs().max() / expected.abs().max() < tolerance
+    runner = Runner(tiny_model(name), dtype=getattr(torch, dtype))
+    for _ in range(2):
+        got = runner.prompt_logits(PROMPT)
+        assert got.dtype == torch.float32
+        assert (got - expected).abs().max() / expected.abs().max() < tolerance
+        for _ in runner.model.tune(lambda slot: True):
+            pass
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -16,13 +16,15 @@ from hotstart.checkpoint.layout import open_checkpoint
 from hotstart.config.settings import Config
 from hotstart.device import host
 from hotstart.device.choose import choose
-from hotstart.engine.kv_size import KVSize, Need, activation_bytes, kv_size
+from hotstart.engine.kv_size import KVSize, Need, SizeFlag, kv_size
 from hotstart.engine.placement import Placement, Weights, place
-from hotstart.errors import ConfigError, ModelError
+from hotstart.engine.step_memory import StepShape
+from hotstart.errors import ConfigError, DeviceError, ModelError
 from hotstart.loading.match import Matched, match
 from hotstart.models.base import Family, Geometry, Model
 from hotstart.models.registry import family_for
 from hotstart.models.spec import WeightSpec
+from hotstart.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +90,7 @@ class Built(Struct, kw_only=True):
 
     def tune(self) -> Iterator[None]:
         """The model's own tuning, and the memory that it frees; a few milliseconds a piece."""
-        for slot in self.model.tune():
+        for slot in self.model.tune(self.weights.may_copy):
             self.weights.release(slot)
             yield
 
@@ -131,26 +133,19 @@ def size_kv(prepared: Prepared) -> KVSize:
     """The KV cache that fits beside everything else. Raises DeviceError and ConfigError."""
     config, g, placement = prepared.config, prepared.geometry, prepared.placement
     _check_context(config.model.max_model_len, g.max_position_embeddings)
-    size = _DTYPE_BYTES[prepared.matched.dtype]
+    footprint = placement.footprint(prepared)
     need = Need(
-        weights=prepared.matched.nbytes,
-        activations=activation_bytes(
-            tokens=prepared.max_num_batched_tokens,
-            seqs=prepared.max_num_seqs,
-            hidden=g.hidden_size,
-            intermediate=g.intermediate_size,
-            qkv=(g.heads + 2 * g.kv_heads) * g.head_dim,
-            vocab=g.vocab_size,
-            dtype_bytes=size,
-        ),
+        weights=footprint.held,
+        activations=step_shape(prepared).bytes,
         fixed=placement.fixed_bytes,
-        kv_per_token=g.kv_bytes_per_token(size),
+        kv_per_token=g.kv_bytes_per_token(_DTYPE_BYTES[prepared.matched.dtype]),
+        loading=footprint.peak,
     )
     block_size = placement.block_size(prepared)
-    requested, given_by = config.cache.kv_cache_memory_bytes, "--kv-cache-memory-bytes"
+    requested, given_by = config.cache.kv_cache_memory_bytes, SizeFlag()
     if config.cache.num_gpu_blocks_override is not None:
-        requested = config.cache.num_gpu_blocks_override * block_size * need.kv_per_token
-        given_by = "--num-gpu-blocks-override"
+        given_by = SizeFlag("--num-gpu-blocks-override", block_size * need.kv_per_token)
+        requested = config.cache.num_gpu_blocks_override * given_by.unit
     kv = kv_size(
         placement.memory(),
         need,
@@ -163,6 +158,23 @@ def size_kv(prepared: Prepared) -> KVSize:
     )
     _check_step(prepared, kv.max_model_len)
     return kv
+
+
+def step_shape(prepared: Prepared) -> StepShape:
+    """The largest step that the settings allow."""
+    g, asked = prepared.geometry, prepared.config.model.max_model_len
+    return StepShape(
+        tokens=prepared.max_num_batched_tokens,
+        seqs=prepared.max_num_seqs,
+        context=g.max_position_embeddings if asked is None or asked == -1 else asked,
+        hidden=g.hidden_size,
+        intermediate=g.intermediate_size,
+        q=g.heads * g.head_dim,
+        kv=g.kv_heads * g.head_dim,
+        vocab=g.vocab_size,
+        dtype_bytes=_DTYPE_BYTES[prepared.matched.dtype],
+        gathers=prepared.placement.gathers,
+    )
 
 
 def _check_step(prepared: Prepared, context: int) -> None:
@@ -190,7 +202,26 @@ def _check_context(asked: int | None, longest: int) -> None:
 
 
 def build(prepared: Prepared, weights: Weights) -> Built:
-    """Bind the model to its weights and make the engine around it. Imports torch."""
+    """Bind the model to its weights and make the engine around it. Imports torch.
+
+    Raises the errors of :func:`size_kv`, what the readers raise where weights are converted, and
+    DeviceError when the device has less memory than was free before.
+    """
+    import torch
+
+    kv = size_kv(prepared)
+    try:
+        return _build(prepared, weights, kv)
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(
+            f"{prepared.placement.memory().name} ran out of memory while the engine was built: "
+            f"{str(error).partition('.')[0]} (KV cache {format_size(kv.bytes)}; {kv.arithmetic})",
+            advice="If other programs use the device, end them or pass a smaller --kv-cache-memory-bytes; "
+            "otherwise lower --gpu-memory-utilization",
+        ) from error
+
+
+def _build(prepared: Prepared, weights: Weights, kv: KVSize) -> Built:
     import torch
 
     from hotstart.engine.core import Engine
@@ -204,7 +235,6 @@ def build(prepared: Prepared, weights: Weights) -> Built:
         threads = config.device.threads or host.cores().count
         torch.set_num_threads(threads)
         described = f"cpu, {threads} threads"
-    kv = size_kv(prepared)
     model = prepared.family.build(
         prepared.geometry,
         weights.store(),
@@ -212,6 +242,7 @@ def build(prepared: Prepared, weights: Weights) -> Built:
         device=device,
         max_positions=kv.max_model_len,
     )
+    weights.settle()
     attention, blocks = placement.kv_cache(prepared, kv)
     scheduler = Scheduler(
         blocks,

@@ -39,9 +39,24 @@ class Need(Struct, frozen=True):
     """What the model takes, in bytes."""
 
     weights: int
+    """In the dtype that they are used in."""
     activations: int
     fixed: int
     kv_per_token: int
+    loading: int = 0
+    """The most that weights occupy at once while they are loaded, where that is more than ``weights``."""
+
+
+class SizeFlag(Struct, frozen=True):
+    """A flag that gives the size of the cache."""
+
+    name: str = "--kv-cache-memory-bytes"
+    unit: int = 1
+    """Bytes that 1 stands for."""
+
+    def of(self, nbytes: int) -> str:
+        """The flag as it was passed."""
+        return f"{self.name}={nbytes // self.unit}"
 
 
 class KVSize(Struct, frozen=True):
@@ -52,18 +67,8 @@ class KVSize(Struct, frozen=True):
     max_model_len: int
     reason: str
     """For the log."""
-
-
-def activation_bytes(
-    *, tokens: int, seqs: int, hidden: int, intermediate: int, qkv: int, vocab: int, dtype_bytes: int
-) -> int:
-    """Upper bound of what one step holds at once.
-
-    Per token: residual, normed, q, k, v, attention output and the gated MLP (two halves and their
-    product), doubled for kernels that widen to float32; per sequence: three copies of the logits.
-    """
-    per_token = (4 * hidden + 2 * qkv + 3 * intermediate) * dtype_bytes * 2
-    return tokens * per_token + 3 * seqs * vocab * 4
+    arithmetic: str
+    """How it was computed, or would have been."""
 
 
 def kv_size(
@@ -75,9 +80,9 @@ def kv_size(
     max_model_len: int | None,
     model_max_len: int,
     block_size: int,
-    given_by: str = "--kv-cache-memory-bytes",
+    given_by: SizeFlag = SizeFlag(),  # noqa: B008 - frozen
 ) -> KVSize:
-    """Decide. ``given_by`` is the flag behind ``requested``.
+    """Decide. ``requested`` is in bytes; ``given_by`` is the flag behind it.
 
     ``max_model_len`` None: the model's; -1: as long as fits. Raises DeviceError (exit 5).
     """
@@ -90,16 +95,17 @@ def kv_size(
         f"weights {format_size(need.weights)}, activations {format_size(need.activations)}, "
         f"processes {format_size(need.fixed)}"
     )
+    _check_loading(memory, need, arithmetic)
     if requested is not None:
         limit = memory.free - need.weights - need.activations - need.fixed
         if requested > limit:
             raise DeviceError(
-                f"--kv-cache-memory-bytes={requested} ({format_size(requested)}) is more than is free on "
+                f"{given_by.of(requested)} ({format_size(requested)}) is more than is free on "
                 f"{memory.name}: {arithmetic}",
-                expected=f"at most {max(0, limit)}",
+                expected=f"at most {max(0, limit) // given_by.unit}",
                 advice="Pass a smaller value, or leave the flag out to have it computed",
             )
-        size, reason = requested, f"as given by {given_by}; nothing was measured"
+        size, reason = requested, f"as given by {given_by.name}; nothing was measured"
     else:
         size, reason = max(0, room), arithmetic
     block = need.kv_per_token * block_size
@@ -118,12 +124,26 @@ def kv_size(
         total = need.weights + need.activations + need.fixed + kv
         advice = [f"lower --max-model-len to at most {tokens}"] if tokens else []
         if requested is not None:
-            advice.append(f"raise --kv-cache-memory-bytes to at least {kv}")
+            advice.append(f"raise {given_by.name} to at least {-(-kv // given_by.unit)}")
         advice += _more_memory(memory, total, other, utilization if requested is None else 1.0)
         raise DeviceError(
             found, expected=f"{format_size(total)} in all", advice="To start, " + ", or ".join(advice)
         )
-    return KVSize(size, tokens, wanted, reason)
+    return KVSize(size, tokens, wanted, reason, arithmetic)
+
+
+def _check_loading(memory: Memory, need: Need, arithmetic: str) -> None:
+    """Weights that are converted exist twice for a while, when there is no cache yet."""
+    total = need.loading + need.fixed
+    if need.loading > need.weights and total > memory.free:
+        held = memory.limit - memory.free
+        raise DeviceError(
+            f"the weights occupy {format_size(need.loading)} while they are converted, more than is free "
+            f"on {memory.name}: {arithmetic}",
+            expected=f"{format_size(total)} free",
+            advice="To start, serve them as they are stored (--dtype auto), store the checkpoint in "
+            f"that dtype, or give the server {format_size((total + held) * 1.005)}",
+        )
 
 
 def _more_memory(memory: Memory, total: int, other: int, utilization: float) -> list[str]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from hotstart.device.base import Device
     from hotstart.engine.assemble import Prepared
     from hotstart.engine.block_manager import BlockManager
+    from hotstart.loading.arena import Arena, Layout
+    from hotstart.loading.footprint import Footprint
     from hotstart.loading.image import Image
     from hotstart.loading.image_store import ImageStore
     from hotstart.loading.ring import Loading
@@ -38,11 +40,18 @@ class Weights(Protocol):
     total: int
 
     def start(self, done: Callable[[object], None] = ...) -> None:
-        """Begin; ``done`` is called with the report when the last byte has arrived."""
+        """Allocate and begin; ``done`` is called with the report when the last byte has arrived."""
         ...
 
     def wait(self) -> object:
         """Block until the weights can be used; raises the first error of a reader."""
+        ...
+
+    def settle(self) -> None:
+        """Return when nothing beside the weights themselves is held: at once, unless some are converted.
+
+        Raises what :meth:`wait` raises.
+        """
         ...
 
     def describe(self) -> str:
@@ -51,6 +60,10 @@ class Weights(Protocol):
 
     def store(self) -> Store:
         """The tensors by slot. Needs torch; they may be bound before their bytes have arrived."""
+        ...
+
+    def may_copy(self, slot: str) -> bool:
+        """Whether a copy of the slot, once made, can take the place of its bytes."""
         ...
 
     def release(self, slot: str) -> None:
@@ -70,13 +83,19 @@ class Placement(Protocol):
     """Steps in flight."""
     default_batched_tokens: int
     fixed_bytes: int
+    gathers: bool
+    """Whether attention copies K and V before it attends."""
 
     def memory(self) -> Memory:
         """Limit and free bytes, as they were before the weights."""
         ...
 
+    def footprint(self, prepared: Prepared) -> Footprint:
+        """What the weights will occupy."""
+        ...
+
     def weights(self, prepared: Prepared, progress: Callable[[int], None]) -> Weights:
-        """Open files and allocate; nothing is read yet."""
+        """Open files, and the device; nothing is allocated or read yet."""
         ...
 
     def device(self) -> torch.device:
@@ -103,14 +122,24 @@ class CpuPlacement:
     depth = 1
     default_batched_tokens = 2048
     fixed_bytes = CPU_FIXED
+    gathers = False
 
     def __init__(self, choice: DeviceChoice) -> None:
         self.choice = choice
+        self._memory = host.memory()  # now: when the cache is sized, weights have begun to arrive
 
     def memory(self) -> Memory:
         """See :class:`Placement`."""
-        memory = host.memory()
+        memory = self._memory
         return Memory("the CPU", memory.limit, memory.limited_by, memory.available)
+
+    def footprint(self, prepared: Prepared) -> Footprint:
+        """See :class:`Placement`."""
+        from hotstart.loading import footprint
+
+        if prepared.config.load.load_format == "dummy":
+            return footprint.Footprint(prepared.matched.nbytes, prepared.matched.nbytes)
+        return footprint.of_images(prepared.checkpoint, prepared.matched)
 
     def weights(self, prepared: Prepared, progress: Callable[[int], None]) -> Weights:
         """See :class:`Placement`."""
@@ -169,6 +198,9 @@ class _ImageWeights:
         self._prepared = prepared
         self._store: ImageStore | None = None
 
+    def settle(self) -> None:
+        """See :class:`Weights`. Tensors that are converted have been when they are bound."""
+
     def store(self) -> Store:
         """See :class:`Weights`."""
         import torch
@@ -179,6 +211,11 @@ class _ImageWeights:
         aliases = {spec.slot: spec.alias_of for spec in matched.tied if spec.alias_of}
         self._store = ImageStore(self._image, list(matched.loads), aliases, getattr(torch, matched.dtype))
         return self._store
+
+    def may_copy(self, slot: str) -> bool:
+        """See :class:`Weights`."""
+        assert self._store is not None
+        return self._store.may_release(slot)
 
     def release(self, slot: str) -> None:
         """See :class:`Weights`."""
@@ -201,6 +238,9 @@ class _RandomWeights:
         """See :class:`Weights`."""
         return "random values"
 
+    def settle(self) -> None:
+        """See :class:`Weights`."""
+
     def describe(self) -> str:
         """See :class:`Weights`."""
         return "--load-format dummy"
@@ -215,8 +255,12 @@ class _RandomWeights:
         dtype = getattr(torch, p.matched.dtype)
         return RandomStore(p.family.specs(p.geometry), dtype, p.placement.device(), p.config.model.seed)
 
+    def may_copy(self, slot: str) -> bool:
+        """See :class:`Weights`."""
+        return False
+
     def release(self, slot: str) -> None:
-        """See :class:`Weights`. Slots are whole here: none is ever copied."""
+        """See :class:`Weights`."""
 
     def close(self) -> None:
         """See :class:`Weights`."""
@@ -228,20 +272,33 @@ class CudaPlacement:
     depth = 2
     default_batched_tokens = 8192
     fixed_bytes = CUDA_FIXED
+    gathers = True
 
     def __init__(self, choice: DeviceChoice) -> None:
         self.choice = choice
         self._free: int | None = None
 
     def memory(self) -> Memory:
-        """See :class:`Placement`. Before :meth:`weights`, by NVML, which needs no context."""
+        """See :class:`Placement`. Before :meth:`weights`, by NVML, which needs no context.
+
+        A frontend asks while its engine, a child, creates the context: what children hold is ours.
+        """
         from hotstart.device import nvml
 
         info = self.choice.info
         free = self._free
         if free is None:
-            free = info.total - sum(holder.bytes for holder in nvml.holders(info.uuid))
+            held = [holder.bytes for holder in nvml.holders(info.uuid) if not host.is_child(holder.pid)]
+            free = info.total - sum(held)
         return Memory(info.name, info.total, "the GPU's memory", free)
+
+    def footprint(self, prepared: Prepared) -> Footprint:
+        """See :class:`Placement`."""
+        from hotstart.loading import footprint
+
+        if prepared.config.load.load_format == "dummy":
+            return footprint.Footprint(prepared.matched.nbytes, prepared.matched.nbytes)
+        return footprint.of_arena(_layout(prepared))
 
     def weights(self, prepared: Prepared, progress: Callable[[int], None]) -> Weights:
         """See :class:`Placement`."""
@@ -282,21 +339,21 @@ class _ArenaWeights:
     """:class:`Weights` of a GPU: an arena that a ring of pinned buffers fills."""
 
     def __init__(self, device: Device, prepared: Prepared, progress: Callable[[int], None]) -> None:
-        from hotstart.loading.arena import Arena, Layout
-
-        matched = prepared.matched
-        layout = Layout.of(matched.loads, dtype=matched.dtype, tied=matched.tied)
-        self.total = matched.nbytes
+        self.total = prepared.matched.nbytes
         self._checkpoint = prepared.checkpoint
         self._options = LoaderOptions.parse(prepared.config.load.model_loader_extra_config)
         self._progress = progress
-        self._arena = Arena(layout, device)
+        self._layout = _layout(prepared)
+        self._device = device
+        self._arena: Arena | None = None
         self._loading: Loading | None = None
 
     def start(self, done: Callable[[object], None] = lambda report: None) -> None:
-        """See :class:`Weights`."""
+        """See :class:`Weights`. The frontend's checks count free memory until they have passed."""
+        from hotstart.loading.arena import Arena
         from hotstart.loading.ring import BUFFER_BYTES, BUFFERS, THREADS, Loading
 
+        self._arena = Arena(self._layout, self._device)
         ring = self._options.ring(Ring(THREADS, BUFFERS, BUFFER_BYTES))
         self._loading = loading = Loading(
             self._checkpoint,
@@ -318,9 +375,15 @@ class _ArenaWeights:
     def wait(self) -> object:
         """See :class:`Weights`."""
         assert self._loading is not None
+        assert self._arena is not None
         report = self._loading.wait()
         self._arena.finish()
         return report
+
+    def settle(self) -> None:
+        """See :class:`Weights`. What is cast lies in staging memory until all of it has arrived."""
+        if self._layout.staging_bytes:
+            self.wait()
 
     def describe(self) -> str:
         """See :class:`Weights`."""
@@ -328,15 +391,27 @@ class _ArenaWeights:
 
     def store(self) -> Store:
         """See :class:`Weights`."""
+        assert self._arena is not None
         return self._arena
 
+    def may_copy(self, slot: str) -> bool:
+        """See :class:`Weights`. Slots of an arena are whole, and its memory is one piece."""
+        return False
+
     def release(self, slot: str) -> None:
-        """See :class:`Weights`. Slots of an arena are whole: none is ever copied."""
+        """See :class:`Weights`."""
 
     def close(self) -> None:
         """See :class:`Weights`. Pinned memory and streams go back."""
         assert self._loading is not None
         self._loading.close()
+
+
+def _layout(prepared: Prepared) -> Layout:
+    from hotstart.loading.arena import Layout
+
+    matched = prepared.matched
+    return Layout.of(matched.loads, dtype=matched.dtype, tied=matched.tied)
 
 
 def _refuse(reasons: list[str]) -> None:

@@ -175,6 +175,10 @@ class Image:
             for file in self._files:
                 file.source.close()
 
+    def is_mapped(self, file: int) -> bool:
+        """Whether the file's pages, once released, come back when they are touched."""
+        return self._files[file].choice.strategy == "map"
+
     def release(self, file: int, offset: int, nbytes: int) -> None:
         """Give back the whole pages inside a range that nobody reads any more."""
         begin = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE

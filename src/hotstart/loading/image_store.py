@@ -60,10 +60,18 @@ class ImageStore:
             return self._view(refs)
         return tuple(self._view([ref]) for ref in refs)
 
+    def may_release(self, slot: str) -> bool:
+        """Whether nobody needs the slot's bytes once it is copied, or its file still has them.
+
+        A tied embedding is read on, a few rows at a time: where it is mapped, released pages come back.
+        """
+        name = self._aliases.get(slot, slot)
+        shared = name != slot or name in self._aliases.values()
+        return not shared or all(self._image.is_mapped(ref.file) for _, ref in self._slots[name])
+
     def release(self, slot: str) -> None:
         """Give back the memory behind a slot whose tensors are not used any more."""
-        self._copies.pop(slot, None)
-        self._release([ref for _, ref in self._slots[slot]])
+        self._release([ref for _, ref in self._slots[self._aliases.get(slot, slot)]])
 
     def _release(self, refs: list[TensorRef]) -> None:
         for ref in refs:

@@ -10,7 +10,7 @@ from hotstart.attention.base import AttentionSpec
 from hotstart.models.spec import WeightSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
     from torch import Tensor
@@ -107,10 +107,11 @@ class Model(Protocol):
         """float32 [rows, vocab] from hidden [rows, hidden]."""
         ...
 
-    def tune(self) -> Iterator[str]:
+    def tune(self, may_copy: Callable[[str], bool]) -> Iterator[str]:
         """What makes steps faster but no start should wait for, in pieces of some milliseconds.
 
-        Run between steps. Yields slots whose stored bytes are not used any more.
+        Run between steps. Yields slots whose stored bytes the model has copied and uses no more;
+        slots that ``may_copy`` denies stay as they are.
         """
         ...
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotstart.layers.activation import gated
-from hotstart.layers.linear import Linear, whole
+from hotstart.layers.linear import Linear, packing, whole
 from hotstart.layers.norm import RMSNorm
 from hotstart.layers.rope import Rope, rotate
 
@@ -93,11 +93,13 @@ class LlamaModel:
         """See :class:`hotstart.models.base.Model`."""
         return self.head(hidden).float()
 
-    def tune(self) -> Iterator[str]:
+    def tune(self, may_copy: Callable[[str], bool]) -> Iterator[str]:
         """See :class:`hotstart.models.base.Model`."""
-        for weights in self.layers:
-            if weights.qkv.join():
-                yield f"layers.{weights.index}.qkv"
+        linears = {"head": self.head}
+        for w in self.layers:
+            named = {"qkv": w.qkv, "o": w.o, "gate_up": w.gate_up, "down": w.down}
+            linears |= {f"layers.{w.index}.{name}": linear for name, linear in named.items()}
+        return packing(linears, may_copy)
 
 
 def _bind(geometry: Geometry, store: Store, layer: int) -> LayerWeights:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotstart.layers.activation import activation
-from hotstart.layers.linear import Linear, whole
+from hotstart.layers.linear import Linear, packing, whole
 from hotstart.layers.norm import LayerNorm
 from hotstart.models.opt import POSITION_OFFSET
 
@@ -101,11 +101,13 @@ class OptModel:
             hidden = self.project_out(hidden)
         return self.head(hidden).float()
 
-    def tune(self) -> Iterator[str]:
+    def tune(self, may_copy: Callable[[str], bool]) -> Iterator[str]:
         """See :class:`hotstart.models.base.Model`."""
-        for weights in self.layers:
-            if weights.qkv.join():
-                yield f"layers.{weights.index}.qkv"
+        linears = {"head": self.head}
+        for w in self.layers:
+            named = {"qkv": w.qkv, "o": w.o, "fc1": w.fc1, "fc2": w.fc2}
+            linears |= {f"layers.{w.index}.{name}": linear for name, linear in named.items()}
+        return packing(linears, may_copy)
 
 
 def _norm(geometry: Geometry, store: Store, slot: str) -> LayerNorm:
