@@ -7,8 +7,9 @@ import re
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
-from hotstart.engine.kv_size import KVSize, Memory, Need, activation_bytes, kv_size
+from hotstart.engine.kv_size import KVSize, Memory, Need, SizeFlag, kv_size
 from hotstart.errors import DeviceError
 from hotstart.units import parse_size
 
@@ -26,6 +27,7 @@ def size(
     model_max_len: int = 4096,
     need: Need = NEED,
     block_size: int = 16,
+    given_by: SizeFlag = SizeFlag(),  # noqa: B008 - frozen
 ) -> KVSize:
     memory = Memory("the GPU", limit, "machine", limit if free is None else free)
     return kv_size(
@@ -36,6 +38,7 @@ def size(
         max_model_len=max_model_len,
         model_max_len=model_max_len,
         block_size=block_size,
+        given_by=given_by,
     )
 
 
@@ -99,6 +102,29 @@ def test_given_size_too_small_for_the_context_names_the_smallest() -> None:
     with pytest.raises(DeviceError):
         size(requested=smallest - 1, model_max_len=4095)
     assert "--gpu-memory-utilization" not in error.value.advice, "it has no effect beside a given size"
+
+
+def test_number_of_blocks_is_reported_as_it_was_given() -> None:
+    flag = SizeFlag("--num-gpu-blocks-override", 1_600_000)
+    assert size(requested=500 * flag.unit, given_by=flag).tokens == 8000
+    with pytest.raises(DeviceError, match="--num-gpu-blocks-override=9000 ") as error:
+        size(requested=9000 * flag.unit, given_by=flag)
+    assert "--kv-cache-memory-bytes" not in str(error.value)
+    largest = int(error.value.expected.removeprefix("at most "))
+    assert size(requested=largest * flag.unit, given_by=flag).bytes == largest * flag.unit
+    with pytest.raises(DeviceError):
+        size(requested=(largest + 1) * flag.unit, given_by=flag)
+    with pytest.raises(DeviceError, match="raise --num-gpu-blocks-override to at least 256"):
+        size(requested=100 * flag.unit, given_by=flag)
+
+
+def test_weights_that_are_converted_must_fit_twice() -> None:
+    need = structs.replace(NEED, loading=5 * GB)
+    assert size(limit=6 * GB, need=need, utilization=1.0) == size(limit=6 * GB, utilization=1.0)
+    with pytest.raises(DeviceError, match=r"occupy 5\.00 GB while they are converted") as error:
+        size(limit=5 * GB, need=need, utilization=1.0)
+    enough = parse_size(found(r"give the server ([\d.]+ \w+)", error.value).replace(" ", ""))
+    assert size(limit=enough, need=need, utilization=1.0).tokens
 
 
 def test_error_carries_arithmetic_and_exit_code() -> None:
@@ -180,14 +206,6 @@ def test_every_advice_starts_the_server(
             tried += 1
             assert size(**{**case, **apply(match[1])}).max_model_len > 0  # type: ignore[arg-type]
     assert tried
-
-
-def test_activation_bound_grows_with_tokens_and_sequences_and_covers_the_logits() -> None:
-    shape = {"hidden": 64, "intermediate": 96, "qkv": 128, "vocab": 1000, "dtype_bytes": 2}
-    few = activation_bytes(tokens=10, seqs=1, **shape)
-    assert few > 10 * (64 + 128 + 3 * 96) * 2 + 1000 * 4
-    assert activation_bytes(tokens=20, seqs=1, **shape) > few
-    assert activation_bytes(tokens=10, seqs=2, **shape) - few >= 1000 * 4
 
 
 def found(pattern: str, error: DeviceError) -> str:

@@ -55,6 +55,13 @@ def memory(root: str = "/") -> HostMemory:
     return HostMemory(limit, limited_by, min(available, limit))
 
 
+def is_child(pid: int, root: str = "/") -> bool:
+    """Whether a process is one that this process started."""
+    # The name, in brackets, may contain anything; the state and the parent follow it.
+    after = _text(os.path.join(root, f"proc/{pid}/stat")).rpartition(")")[2].split()
+    return len(after) > 1 and after[1] == str(os.getpid())
+
+
 _V1_MEMORY = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hotstart.engine.request import Request
 from hotstart.engine.sampling_numbers import Draw, Edits, Numbers
+from hotstart.engine.step_memory import CUT_BYTES, FLOAT
 from hotstart.messages import TokenLogprobs
 
 # Almost always holds the whole nucleus; rows where it does not get the full vocabulary sorted.
@@ -120,17 +121,22 @@ class Sampler:
         limit: int64 [rows, 1], ``top_k`` on the device, vocab: off; top_p: float32 [rows, 1].
         """
         vocab, width = logits.shape[-1], max(top_k)
+        rows = max(1, CUT_BYTES // (FLOAT * vocab))
+        if len(top_k) > rows:
+            parts = [slice(at, at + rows) for at in range(0, len(top_k), rows)]
+            return torch.cat(
+                [self._truncated(logits[p], race[p], top_k[p], limit[p], top_p[p]) for p in parts]
+            )
         whole = width == vocab
         # Whether the partial sort was enough is only cheap to ask on CPU.
         if self.device.type != "cpu" or width <= _NUCLEUS:
             return _within(logits, race, limit, top_p, width, whole=whole)[0]
         tokens, complete = _within(logits, race, limit, top_p, min(_NUCLEUS, vocab), whole=whole)
-        rows = (~complete).nonzero().squeeze(-1)
-        if len(rows):
-            again = max(top_k[row] for row in rows.tolist())
-            tokens[rows] = _within(
-                logits[rows], race[rows], limit[rows], top_p[rows], again, whole=again == vocab
-            )[0]
+        open_rows = (~complete).nonzero().squeeze(-1)
+        if len(open_rows):
+            again = max(top_k[row] for row in open_rows.tolist())
+            some = [x[open_rows] for x in (logits, race, limit, top_p)]
+            tokens[open_rows] = _within(*some, again, whole=again == vocab)[0]
         return tokens
 
     def _noise(self, logits: Tensor, requests: list[Request]) -> Tensor:
