@@ -132,11 +132,12 @@ class Sampler:
         if self.device.type != "cpu" or width <= _NUCLEUS:
             return _within(logits, race, limit, top_p, width, whole=whole)[0]
         tokens, complete = _within(logits, race, limit, top_p, min(_NUCLEUS, vocab), whole=whole)
-        open_rows = (~complete).nonzero().squeeze(-1)
-        if len(open_rows):
-            again = max(top_k[row] for row in open_rows.tolist())
-            some = [x[open_rows] for x in (logits, race, limit, top_p)]
-            tokens[open_rows] = _within(*some, again, whole=again == vocab)[0]
+        wide = (~complete).nonzero().squeeze(-1)
+        if len(wide):
+            again = max(top_k[row] for row in wide.tolist())
+            tokens[wide] = _within(
+                logits[wide], race[wide], limit[wide], top_p[wide], again, whole=again == vocab
+            )[0]
         return tokens
 
     def _noise(self, logits: Tensor, requests: list[Request]) -> Tensor:
