@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hotstart.config.cache_root import child_environment, resolve
+from hotstart.config.cache_root import compiler_caches, hub_cache, hub_caches, resolve
 
 
 def test_the_flag_comes_first(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_root_below_a_file_costs_one_line_and_not_the_start(tmp_path: Path) ->
     assert not root.writable
     assert "Not a directory" in root.reason
     assert "without caches" in root.reason
-    assert child_environment(root, {}) == {}
+    assert hub_caches(root, {}) == {}
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="changes its user")
@@ -97,7 +97,7 @@ def test_a_full_root_goes_on_without_caches(tmp_path: Path) -> None:
 
 def test_one_setting_moves_every_cache(tmp_path: Path) -> None:
     root = resolve(str(tmp_path), {})
-    assert child_environment(root, {}) == {
+    assert compiler_caches(root.path, {}) | hub_caches(root, {}) == {
         "TRITON_CACHE_DIR": f"{tmp_path}/triton",
         "TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/inductor",
         "HF_HUB_CACHE": f"{tmp_path}/hub",
@@ -107,12 +107,52 @@ def test_one_setting_moves_every_cache(tmp_path: Path) -> None:
 
 def test_a_cache_that_the_user_placed_stays_there(tmp_path: Path) -> None:
     environ = {"TRITON_CACHE_DIR": "/mine", "HF_HOME": "/mine"}
-    assert set(child_environment(resolve(str(tmp_path), environ), environ)) == {"TORCHINDUCTOR_CACHE_DIR"}
+    root = resolve(str(tmp_path), environ)
+    assert set(compiler_caches(root.path, environ)) == {"TORCHINDUCTOR_CACHE_DIR"}
+    assert hub_cache(root, environ) is None
+    assert "HF_XET_CACHE" not in environ
 
 
 def test_the_default_root_leaves_the_hub_where_other_tools_share_it(tmp_path: Path) -> None:
     root = resolve(None, {"HOME": str(tmp_path)})
-    assert "HF_HUB_CACHE" not in child_environment(root, {})
+    assert hub_caches(root, {}) == {}
+
+
+def child(script: str, root: Path, *unset: str) -> list[str]:
+    """What a script prints, one word each, that gets the root as its argument."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
+    command = [sys.executable, "-c", script, str(root)]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_the_hub_library_finds_its_transfer_cache_below_the_root(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from hotstart.config.cache_root import hub_cache, resolve
+print(hub_cache(resolve(sys.argv[1], os.environ), os.environ))
+from huggingface_hub import constants
+print(constants.HF_XET_CACHE)
+"""
+    assert child(script, tmp_path, "HF_", "HUGGINGFACE_") == [f"{tmp_path}/hub", f"{tmp_path}/xet"]
+
+
+def test_what_the_engine_compiles_goes_below_the_root(tmp_path: Path) -> None:
+    # The model does not exist: the engine's start goes no further than its settings.
+    script = """
+import os, socket, sys
+from types import SimpleNamespace
+from hotstart.config.settings import Config, ModelConfig, encode
+from hotstart.engine.process import run
+from hotstart.messages import framed
+ours, theirs = socket.socketpair()
+config = Config(model=ModelConfig(model="/gone", path="/gone"), cache_root=sys.argv[1])
+ours.sendall(framed(encode(config)))
+assert run(theirs, SimpleNamespace(began=0.0)) == 3
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+print(os.environ["TRITON_CACHE_DIR"], cache_dir())
+"""
+    found = child(script, tmp_path, "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    assert found == [f"{tmp_path}/triton", f"{tmp_path}/inductor"]
 
 
 def test_the_probe_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def _directory_of(config: Config, name: str, revision: str | None) -> str:
         from hotstart.config import cache_root
 
         root = cache_root.resolve(config.cache_root or None, os.environ)
-        hub_cache = cache_root.child_environment(root, os.environ).get("HF_HUB_CACHE")
+        hub_cache = cache_root.hub_cache(root, os.environ)
     return resolve(
         name,
         revision=revision,

@@ -159,7 +159,7 @@ class _Server:
         root = cache_root.resolve(config.cache_root or None, os.environ)
         log = _log()
         log.info("%s", root.reason) if root.writable else log.warning("%s", root.reason)
-        path = self._path(cache_root.child_environment(root, os.environ).get("HF_HUB_CACHE"))
+        path = self._path(cache_root.hub_cache(root, os.environ))
         with self.timeline.phase("check"):
             config = msgspec.structs.replace(
                 config,

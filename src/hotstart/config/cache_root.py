@@ -12,7 +12,7 @@ import os
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
 
 _PROBE_BYTES = 64 * 1024
 """Enough that a full disk shows, little enough to cost nothing."""
@@ -55,22 +55,46 @@ def resolve(flag: str | None, environ: Mapping[str, str]) -> CacheRoot:
     return CacheRoot(path, chosen=chosen, writable=True, reason=f"cache root {path} ({source})")
 
 
-def child_environment(root: CacheRoot, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that move the libraries' caches below the root; those the user set stay.
+def compiler_caches(path: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that move Triton's and Inductor's caches below a writable root; empty: no root.
 
-    The hub's cache moves only with a root that the user chose: by default it stays where other
-    tools share it. Its token stays where ``hf auth login`` put it.
+    Both libraries read them when they first compile. Those that the user set stay.
     """
-    if not root.writable:
+    if not path:
         return {}
     wanted = {
-        "TRITON_CACHE_DIR": os.path.join(root.path, "triton"),
-        "TORCHINDUCTOR_CACHE_DIR": os.path.join(root.path, "inductor"),
+        "TRITON_CACHE_DIR": os.path.join(path, "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": os.path.join(path, "inductor"),
     }
-    if root.chosen and not any(environ.get(name) for name in ("HF_HOME", "HUGGINGFACE_HUB_CACHE")):
-        wanted["HF_HUB_CACHE"] = os.path.join(root.path, "hub")
-        wanted["HF_XET_CACHE"] = os.path.join(root.path, "xet")
     return {name: value for name, value in wanted.items() if not environ.get(name)}
+
+
+def hub_caches(root: CacheRoot, environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that move the hub's caches below a root that the user chose; those the user set stay.
+
+    By default they stay where other tools share them. The token stays where ``hf auth login`` put it.
+    """
+    if not (root.writable and root.chosen):
+        return {}
+    if any(environ.get(name) for name in ("HF_HOME", "HUGGINGFACE_HUB_CACHE")):
+        return {}
+    wanted = {
+        "HF_HUB_CACHE": os.path.join(root.path, "hub"),
+        "HF_XET_CACHE": os.path.join(root.path, "xet"),
+    }
+    return {name: value for name, value in wanted.items() if not environ.get(name)}
+
+
+def hub_cache(root: CacheRoot, environ: MutableMapping[str, str]) -> str | None:
+    """Where a download puts its files; None: the library's own place.
+
+    Call it before huggingface_hub is imported: the place of its transfer cache (Xet) is no argument
+    of a download, only a variable, which is set here.
+    """
+    caches = hub_caches(root, environ)
+    if "HF_XET_CACHE" in caches:
+        environ["HF_XET_CACHE"] = caches["HF_XET_CACHE"]
+    return caches.get("HF_HUB_CACHE")
 
 
 def _choose(flag: str | None, environ: Mapping[str, str]) -> tuple[str, str]:

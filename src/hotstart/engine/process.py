@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import select
 import socket
 import threading
 import time
 from typing import TYPE_CHECKING, NoReturn
 
+from hotstart.config.cache_root import compiler_caches
 from hotstart.config.settings import decode
 from hotstart.errors import EngineError, HotstartError, ProblemsFound
 from hotstart.messages import (
@@ -68,6 +70,7 @@ def _start(link: Link, torch: TorchImport) -> NoReturn:
     timeline.listen(_Forward(link))
     timeline.end(timeline.begin("python start", start=process_start()), at=torch.began)
     config = decode(link.settings())
+    os.environ.update(compiler_caches(config.cache_root, os.environ))
     from hotstart.engine.assemble import build, prepare
 
     with timeline.phase("read headers"):
