@@ -18,8 +18,9 @@ import pytest
 import tiny_models
 from checkpoint_files import shard_name, weights, write_model, write_shard
 from hotstart.cli import check
-from hotstart.cli.check import Report, run_checks
-from hotstart.config.settings import Config, HttpConfig, LoadConfig, ModelConfig
+from hotstart.cli.check import Report, fits_here, run_checks
+from hotstart.config.settings import CacheConfig, Config, DeviceConfig, HttpConfig, LoadConfig, ModelConfig
+from hotstart.engine.assemble import prepare, size_kv
 from hotstart.errors import DeviceError, ProblemsFound
 
 
@@ -179,6 +180,36 @@ def test_dummy_weights_need_no_files(model: Path) -> None:
         path.unlink()
     report = checked(model, load={"load_format": "dummy"})
     assert report.problems == []
+
+
+def test_dummy_weights_need_the_memory_of_real_ones(model: Path) -> None:
+    config = Config(
+        model=ModelConfig(model=str(model), path=str(model)),
+        load=LoadConfig(load_format="dummy"),
+        cache=CacheConfig(num_gpu_blocks_override=1 << 40),
+        device=DeviceConfig(device="cpu"),
+    )
+    [problem] = run_checks(config, device=fits_here).problems
+    assert problem.exit_code == 5
+    assert f"--num-gpu-blocks-override={1 << 40} " in str(problem)
+    with pytest.raises(DeviceError) as of_serve:
+        size_kv(prepare(config))
+    assert of_serve.value.found.partition(":")[0] == problem.found.partition(":")[0]
+
+
+def test_block_size_that_the_cpu_does_not_take_is_said(model: Path) -> None:
+    def warned(size: int) -> list[str]:
+        config = Config(
+            model=ModelConfig(model=str(model)),
+            cache=CacheConfig(block_size=size),
+            device=DeviceConfig(device="cpu"),
+        )
+        return [warning for warning in run_checks(config, device=fits_here).warnings if "block" in warning]
+
+    assert warned(16) == []
+    [warning] = warned(32)
+    assert "--block-size 32 has no effect on the CPU" in warning
+    assert "steps of 16 tokens" in warning
 
 
 def test_device_is_asked_once_the_model_is_known(model: Path) -> None:

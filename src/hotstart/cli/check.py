@@ -234,6 +234,7 @@ def _check_weights(config: Config, report: Report) -> None:
     """Files whole and readable (their headers are read), tensors as the configuration wants them."""
     if config.load.load_format == "dummy":
         report.skip("weights", "--load-format dummy: random weights, nothing is read")
+        _imagine_weights(config, report)
         return
     with report.check("weights"):
         checkpoint = open_checkpoint(report.path, ignore_index=config.model.ignore_index)
@@ -256,6 +257,18 @@ def _check_weights(config: Config, report: Report) -> None:
         for warning in matched.warnings:
             report.warn("tensors", warning)
         report.ok("dtype", _dtypes(config, report, matched))
+
+
+def _imagine_weights(config: Config, report: Report) -> None:
+    """Random weights need as much memory as stored ones."""
+    if report.files is None or report.family is None or report.geometry is None:
+        return
+    from hotstart.engine.assemble import without_files
+
+    with report.check("tensors"):
+        specs = report.family.specs(report.geometry)
+        report.matched = without_files(specs, config, report.files)
+        report.checkpoint = Checkpoint(report.path, (), {})
 
 
 def _check_text(config: Config, report: Report) -> None:
@@ -309,17 +322,24 @@ def fits_here(config: Config, report: Report) -> str:
     assert report.family is not None
     assert report.geometry is not None
     assert report.matched is not None
-    size = size_kv(
-        Prepared(
-            config=config,
-            files=report.files,
-            family=report.family,
-            geometry=report.geometry,
-            checkpoint=report.checkpoint,
-            matched=report.matched,
-            placement=place(choose(config.device.device)),
-        )
+    prepared = Prepared(
+        config=config,
+        files=report.files,
+        family=report.family,
+        geometry=report.geometry,
+        checkpoint=report.checkpoint,
+        matched=report.matched,
+        placement=place(choose(config.device.device)),
     )
+    used = prepared.placement.block_size(prepared)
+    if used != config.cache.block_size:
+        report.warn(
+            "device",
+            f"--block-size {config.cache.block_size} has no effect on the CPU: a sequence lies in one "
+            f"piece, prefixes are reused in steps of {used} tokens, and --num-gpu-blocks-override counts "
+            "these",
+        )
+    size = size_kv(prepared)
     return f"fits: KV cache of {size.tokens} tokens (--kv-cache-memory-bytes={size.bytes}): {size.reason}"
 
 

@@ -149,7 +149,12 @@ _MEMORY_GROUP = Group(
         kind=Size(),
         help="size of the KV cache; nothing is measured then; the log prints the value to pass",
     ),
-    flag("--block-size", to="cache.block_size", kind=Whole(1, 4096), help="tokens in a KV block"),
+    flag(
+        "--block-size",
+        to="cache.block_size",
+        kind=Whole(1, 4096),
+        help="tokens in a KV block; always 16 on the CPU",
+    ),
     flag(
         "--num-gpu-blocks-override",
         to="cache.num_gpu_blocks_override",
