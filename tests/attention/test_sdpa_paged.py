@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from hotstart.attention import sdpa_paged
-from hotstart.attention.base import GATHER_BYTES, MASK_BYTES, AttentionSpec, BatchPlan
+from hotstart.attention.base import GATHER_BYTES, MASK_BYTES, BatchPlan
 from hotstart.attention.sdpa_paged import SdpaPaged, block_bytes
+from hotstart.models.spec import AttentionSpec
 
 BLOCKS = 64
 

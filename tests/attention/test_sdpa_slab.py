@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from hotstart.attention import sdpa_slab
-from hotstart.attention.base import MASK_BYTES, AttentionSpec, BatchPlan
+from hotstart.attention.base import MASK_BYTES, BatchPlan
 from hotstart.attention.sdpa_slab import SdpaSlab
 from hotstart.errors import DeviceError
+from hotstart.models.spec import AttentionSpec
 
 MAX_LEN = 80
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}

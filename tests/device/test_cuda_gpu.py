@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hotstart.attention.base import AttentionSpec, BatchPlan
+from hotstart.attention.base import BatchPlan
 from hotstart.attention.sdpa_paged import SdpaPaged
 from hotstart.checkpoint.base import Checkpoint, ShardFile, TensorRef
 from hotstart.device.base import Device
@@ -18,7 +18,7 @@ from hotstart.device.choose import choose, open_device
 from hotstart.errors import DeviceError
 from hotstart.loading.arena import Arena, Layout
 from hotstart.loading.ring import load
-from hotstart.models.spec import WeightSpec
+from hotstart.models.spec import AttentionSpec, WeightSpec
 
 pytestmark = pytest.mark.gpu
 

@@ -11,7 +11,7 @@ from msgspec import structs
 from torch.profiler import ProfilerActivity, profile
 
 from hotstart.attention import sdpa_paged, sdpa_slab
-from hotstart.attention.base import MASK_BYTES, AttentionSpec, BatchPlan
+from hotstart.attention.base import MASK_BYTES, BatchPlan
 from hotstart.attention.sdpa_paged import SdpaPaged
 from hotstart.attention.sdpa_slab import SdpaSlab
 from hotstart.config.settings import Config, DeviceConfig, ModelConfig, SchedulerConfig
@@ -21,6 +21,7 @@ from hotstart.engine.request import Request
 from hotstart.engine.sampler import Sampler
 from hotstart.engine.step_memory import StepShape
 from hotstart.messages import NewRequest, SamplingParams, pack_ids
+from hotstart.models.spec import AttentionSpec
 from tiny_models import CONFIGS
 
 SHAPE = StepShape(

@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hotstart.attention.base import AttentionSpec, BatchPlan
+from hotstart.attention.base import BatchPlan
 from hotstart.models.base import Geometry, Model
 from hotstart.models.registry import family_for
+from hotstart.models.spec import AttentionSpec
 
 # Matrices are tiny here: meeting at a barrier costs more than a second thread gives.
 torch.set_num_threads(1)

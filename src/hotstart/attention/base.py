@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hotstart.models.spec import AttentionSpec
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -14,18 +16,6 @@ MASK_BYTES = 64 << 20
 """All masks of a step."""
 GATHER_BYTES = 256 << 20
 """K and V gathered for one call, unless a single sequence is longer."""
-
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """One layer's attention. ``window`` counts the current token; 0: none."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    window: int = 0
-    softcap: float = 0.0
 
 
 @dataclass

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from hotstart.attention.base import GATHER_BYTES, MASK_BYTES, AttentionSpec, BatchPlan
+from hotstart.attention.base import GATHER_BYTES, MASK_BYTES, BatchPlan
+from hotstart.models.spec import AttentionSpec
 
 # Kernels read masks 16 bytes at a time; a row that starts elsewhere is copied on every call.
 _MASK_ALIGNMENT = 8

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from hotstart.attention.base import MASK_BYTES, AttentionSpec, BatchPlan
+from hotstart.attention.base import MASK_BYTES, BatchPlan
 from hotstart.errors import DeviceError
+from hotstart.models.spec import AttentionSpec
 
 _MADV_DONTNEED = getattr(mmap, "MADV_DONTNEED", 4)
 _MADV_NOHUGEPAGE = getattr(mmap, "MADV_NOHUGEPAGE", 15)

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from hotstart.engine.block_manager import BlockManager
+from hotstart.engine.executor import Executor
 from hotstart.engine.model_runner import StepResult
 from hotstart.engine.request import Request, Status
 from hotstart.engine.scheduler import Scheduler
@@ -19,7 +20,6 @@ from hotstart.messages import (
     StepOutput,
     TokenLogprobs,
 )
-from hotstart.parallel.base import Executor
 
 
 class Engine:

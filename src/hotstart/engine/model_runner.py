@@ -45,7 +45,7 @@ class _InFlight:
 
 
 class ModelRunner:
-    """An :class:`~hotstart.parallel.base.Executor` in this process."""
+    """An :class:`~hotstart.engine.executor.Executor` in this process."""
 
     def __init__(
         self,

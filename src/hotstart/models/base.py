@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
-from hotstart.attention.base import AttentionSpec
-from hotstart.models.spec import WeightSpec
+from hotstart.models.spec import AttentionSpec, WeightSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

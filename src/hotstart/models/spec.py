@@ -1,4 +1,4 @@
-"""What a model's weights are, before torch exists.
+"""What a model's weights and its attention are, before torch exists.
 
 A family lists :class:`WeightSpec` rows; the read plan, the checks and the stores are driven by
 them alone. A *slot* is one name under which the forward asks for a weight; several rows of a slot
@@ -58,3 +58,14 @@ class WeightSpec(Struct, frozen=True, kw_only=True):
     def elements(self) -> int:
         """Number of elements as stored."""
         return prod(self.shape)
+
+
+class AttentionSpec(Struct, frozen=True):
+    """One layer's attention. ``window`` counts the current token; 0: none."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0

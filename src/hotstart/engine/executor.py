@@ -1,4 +1,4 @@
-"""The seam between the scheduler's process and the ranks that compute."""
+"""The seam between what schedules a step and what computes it."""
 
 from __future__ import annotations
 

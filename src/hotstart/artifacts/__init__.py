@@ -1,1 +1,0 @@
-"""What one start leaves for the next. Torch-free."""

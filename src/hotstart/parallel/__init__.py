@@ -1,1 +1,0 @@
-"""Ranks and executors: who runs a step."""
