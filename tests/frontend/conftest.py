@@ -18,6 +18,7 @@ import tokenizers
 
 from hotstart.checkpoint.base import ModelFiles
 from hotstart.config.settings import Config, HttpConfig, LogConfig, ModelConfig, SchedulerConfig
+from hotstart.frontend.engine_writer import EngineWriter
 from hotstart.frontend.server import serve
 from hotstart.frontend.start import Text, load_text
 from hotstart.frontend.startup import Checked, Startup
@@ -245,7 +246,7 @@ class running_servers:
 
         def run() -> None:
             running.codes.append(
-                asyncio.run(serve(config, [listener], ours, running.timeline, running.startup))
+                asyncio.run(serve(config, [listener], EngineWriter(ours), running.timeline, running.startup))
             )
 
         running.thread = threading.Thread(target=run, daemon=True)

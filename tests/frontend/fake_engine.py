@@ -140,6 +140,8 @@ class FakeEngine:
                     self.requests += message.requests
                     if self._answer is not None:
                         self._play(message.requests, self._answer)
+                elif isinstance(message, Control) and self._answer is not None:
+                    self.send(ControlDone(message.op, True))
 
     def _play(self, requests: list[NewRequest], answer: list[int]) -> None:
         scripts = {request.id: self._script(request, answer) for request in requests}

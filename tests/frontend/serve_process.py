@@ -10,6 +10,7 @@ import sys
 
 from hotstart.checkpoint.base import ModelFiles
 from hotstart.config.settings import Config, HttpConfig, ModelConfig
+from hotstart.frontend.engine_writer import EngineWriter
 from hotstart.frontend.server import run
 from hotstart.frontend.start import load_text
 from hotstart.frontend.startup import Checked, Startup
@@ -30,7 +31,8 @@ def main(listener: str, engine: str, model_dir: str, timeout: str) -> int:
     startup.listen(lambda: print(startup.state.value, flush=True))
     print("passed", flush=True)
     sockets = [socket.socket(fileno=int(listener))]
-    return run(config, sockets, socket.socket(fileno=int(engine)), Timeline("frontend"), startup)
+    writer = EngineWriter(socket.socket(fileno=int(engine)))
+    return run(config, sockets, writer, Timeline("frontend"), startup)
 
 
 if __name__ == "__main__":

@@ -260,3 +260,40 @@ def test_the_official_client_raises_its_own_errors(server: Running) -> None:
         client.completions.create(model="gpt-5", prompt="the")
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.completions.create(model="tiny", prompt="the", temperature=-1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"1e999",
+        b"[1e400]",
+        b'{"a": 1e400}',
+        b"-" + b"1" * 200 + b"e999",
+        b'"\xff\xfe"',
+        b'"\\ud800"',
+        b'{"\xff": 1}',
+        b"[" * 120 + b"1e999" + b"]" * 120,
+        b"[" * 5000 + b"]" * 5000,
+    ],
+)
+@pytest.mark.parametrize("field", ["best_of", "tools", "chat_template_kwargs", "messages"])
+def test_a_value_that_is_no_json_is_refused_wherever_it_stands(
+    server: Running, field: str, value: bytes
+) -> None:
+    messages = b'"messages": [{"role": "user", "content": "hello"}], ' if field != "messages" else b""
+    body = b"{" + messages + b'"%s": {"x": ' % field.encode() + value + b"}}"
+    plain = b"{" + messages + b'"%s": ' % field.encode() + value + b"}"
+    for content in (body, plain):
+        with server.client() as client:
+            answer = client.post(
+                "/v1/chat/completions", content=content, headers={"Content-Type": "application/json"}
+            )
+        assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize("value", [b'"\xff"', b"1e999", b"1" * 5000])
+def test_the_value_of_an_ignored_field_is_never_looked_at(server: Running, value: bytes) -> None:
+    body = b'{"prompt": "the", "user": ' + value + b', "no_such_field_2": ' + value + b"}"
+    with server.client() as client:
+        answer = client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200

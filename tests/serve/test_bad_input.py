@@ -242,6 +242,7 @@ FLAGS: dict[str, tuple[list[str], int, list[str]]] = {
         ["--chat-template is broken"],
     ),
     "a host that does not resolve": (["--host", "host.invalid"], 2, ["host.invalid does not resolve"]),
+    "a socket's path too long": (["--uds", "/tmp/" + "s" * 103], 2, ["is 108 bytes long", "at most 107"]),
     "a socket in a missing directory": (["--uds", "/nowhere/s.sock"], 2, ["--uds /nowhere/s.sock", "bound"]),
     "a mount that is absent": (["--expect-mount", "/nowhere"], 4, ["--expect-mount /nowhere"]),
     "a default of the flag out of range": (

@@ -14,7 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from running_server import RunningServer, alive, load_json, run_to_end, until_gone
+from hub_stand_in import Hub
+from hub_stand_in import serve as serve_hub
+from running_server import DEADLINE, RunningServer, alive, load_json, run_to_end, until_gone
 
 Model = Callable[..., Path]
 
@@ -113,6 +115,38 @@ def test_sigterm_before_ready_ends_at_once_with_143(tiny_model: Model, tmp_path:
         until_gone(engine)
 
 
+@pytest.fixture
+def slow_hub(tiny_model: Model) -> Iterator[Hub]:
+    """A hub that answers everything but the weights, until the test is over."""
+    files = {path.name: path.read_bytes() for path in tiny_model().iterdir()}
+    with serve_hub(Hub("org/tiny", files)) as hub:
+        hub.open.clear()
+        yield hub
+
+
+def test_sigterm_during_a_download_does_not_wait_for_the_hub(slow_hub: Hub, tmp_path: Path) -> None:
+    env = {"HF_ENDPOINT": slow_hub.endpoint}
+    with RunningServer(slow_hub.name, env=env, log=tmp_path / "log") as server:
+        assert slow_hub.held.wait(DEADLINE)
+        server.until(lambda: server.get_status("/livez") == 200)
+        engine = server.engine_pid
+        assert server.terminate() == 143
+        assert not alive(engine)
+        assert "Traceback" not in server.output
+
+
+def test_a_start_that_fails_during_a_download_does_not_wait_for_the_hub(
+    slow_hub: Hub, tmp_path: Path
+) -> None:
+    env = {"HF_ENDPOINT": slow_hub.endpoint}
+    with RunningServer(slow_hub.name, env=env, log=tmp_path / "log") as server:
+        assert slow_hub.held.wait(DEADLINE)
+        server.until(lambda: server.get_status("/livez") == 200)
+        os.kill(server.engine_pid, signal.SIGKILL)
+        assert server.process.wait(DEADLINE) == 6
+    assert "SIGKILL" in server.output.splitlines()[-1]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_the_cause_of_a_dead_engine_is_in_the_last_lines(
     tiny_model: Model, tmp_path: Path, number: signal.Signals
@@ -175,6 +209,26 @@ def test_a_unix_socket_serves_and_is_replaced_after_a_kill(tiny_model: Model, tm
             server.until(lambda: _listens(path))
             with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as http:
                 server.until(lambda: http.get("/health").status_code == 200)
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_unix_socket_is_taken_away_at_the_end(tiny_model: Model, tmp_path: Path, ready: bool) -> None:
+    path = tmp_path / "hotstart.sock"
+    with RunningServer(tiny_model(), "--uds", str(path), log=tmp_path / "log") as server:
+        server.until(lambda: " ready\n" in server.output if ready else _listens(path))
+        assert server.terminate() in ((0,) if ready else (143,))
+    assert not path.exists()
+
+
+def test_the_unix_socket_of_a_successor_stays(tiny_model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "hotstart.sock"
+    with RunningServer(tiny_model(), "--uds", str(path), log=tmp_path / "log") as server:
+        server.until(lambda: _listens(path))
+        path.unlink()
+        with socket.socket(socket.AF_UNIX) as successor:
+            successor.bind(str(path))
+            server.terminate()
+    assert path.exists()
 
 
 def _listens(path: Path) -> bool:

@@ -12,6 +12,8 @@ from hotstart.config.settings import HttpConfig
 from hotstart.errors import ConfigError
 
 _BACKLOG = 2048
+_LONGEST_UNIX_PATH = 107
+"""``sun_path`` in unix(7), without its closing zero."""
 
 
 def bind(http: HttpConfig) -> list[socket.socket]:
@@ -19,6 +21,21 @@ def bind(http: HttpConfig) -> list[socket.socket]:
     if http.uds is not None:
         return [_bind_unix(http.uds)]
     return [_bind_tcp(http.host, http.port)]
+
+
+class UnixPath:
+    """Where the socket of ``--uds`` lies; whoever bound it removes it."""
+
+    def __init__(self, path: str) -> None:
+        """Take note of the socket that was just bound there."""
+        self._path = path
+        self._bound = os.stat(path)
+
+    def remove(self) -> None:
+        """Unlink it, unless another server has put its own there meanwhile."""
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(self._path), self._bound):
+                os.unlink(self._path)
 
 
 def url(http: HttpConfig, listening: socket.socket) -> str:
@@ -87,6 +104,13 @@ def _listen(listening: socket.socket, address: object) -> socket.socket:
 
 
 def _bind_unix(path: str) -> socket.socket:
+    length = len(os.fsencode(path))
+    if length > _LONGEST_UNIX_PATH:
+        raise ConfigError(
+            f"--uds {path} is {length} bytes long",
+            expected=f"at most {_LONGEST_UNIX_PATH}, which is what a socket's address holds",
+            advice="Choose a shorter path, or a relative one",
+        )
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode) and not _answers(path):

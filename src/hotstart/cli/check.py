@@ -123,7 +123,7 @@ def run_checks(
     report = Report()
     reachable = False
     with report.check("model"):
-        report.path = config.model.path or _resolve(config)
+        report.path = config.model.path or directory_of(config, config.model.model, config.model.revision)
         if not os.path.isdir(report.path):
             raise no_directory(report.path)
         check_directory(report.path)
@@ -174,12 +174,13 @@ def render(report: Report, model: str) -> str:
     return "\n".join(lines)
 
 
-def _resolve(config: Config) -> str:
-    return _directory_of(config, config.model.model, config.model.revision)
+def directory_of(
+    config: Config, name: str, revision: str | None, report: Callable[[int, int], None] | None = None
+) -> str:
+    """The directory of a model or tokenizer, downloaded if it is a hub name.
 
-
-def _directory_of(config: Config, name: str, revision: str | None) -> str:
-    """The directory of a model or tokenizer, downloaded if it is a hub name."""
+    ``report`` follows a download, in bytes that came and bytes known of, in place of a bar.
+    """
     model = config.model
     hub_cache = None
     if not is_path(name):
@@ -194,6 +195,7 @@ def _directory_of(config: Config, name: str, revision: str | None) -> str:
         download_dir=model.download_dir,
         hub_cache=hub_cache,
         progress=config.log.use_tqdm_on_load,
+        report=report,
     )
 
 
@@ -214,7 +216,7 @@ def _check_config(config: Config, report: Report) -> None:
     with report.check("config"):
         tokenizer = config.model.tokenizer
         if tokenizer is not None:
-            tokenizer = _directory_of(config, tokenizer, config.model.tokenizer_revision)
+            tokenizer = directory_of(config, tokenizer, config.model.tokenizer_revision)
         report.files = load_model_files(
             report.path, overrides=overrides_of(config.model), tokenizer=tokenizer
         )

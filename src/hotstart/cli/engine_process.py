@@ -10,7 +10,6 @@ import sys
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    import socket
     import threading
     from collections.abc import Callable
 
@@ -49,8 +48,10 @@ class EngineProcess:
         )
         theirs.close()
         os.close(stderr)
-        self._fd = ours.detach()
-        self._socket: socket.socket | None = None
+        import socket  # the engine runs: from here on an import delays nothing
+
+        self.socket = socket.socket(fileno=ours.detach())
+        """Our end of the pair."""
         self._status: int | None = None
         self._reaping = _thread.allocate_lock()
         self._relay: threading.Thread | None = None
@@ -69,15 +70,6 @@ class EngineProcess:
 
         self._relay = threading.Thread(target=read, name="engine stderr", daemon=True)
         self._relay.start()
-
-    @property
-    def socket(self) -> socket.socket:
-        """Our end of the pair."""
-        if self._socket is None:
-            import socket
-
-            self._socket = socket.socket(fileno=self._fd)
-        return self._socket
 
     def cpu_seconds(self) -> float:
         """CPU time it has used so far; 0 once it is gone."""

@@ -37,17 +37,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         _open_closed_streams()
     try:
         return _run(words)
-    except HotstartError as error:
-        print_error(error, as_json=_json_wanted(words))
-        return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `hotstart serve --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return 141
-    except Exception:
-        _print_defect(as_json=_json_wanted(words))
-        return 1
+    except Exception as error:
+        return explain(error, as_json=_json_wanted(words))
+
+
+def explain(error: Exception, *, as_json: bool = False) -> int:
+    """Print what ended a command, while it is being handled; returns the exit code."""
+    if isinstance(error, HotstartError):
+        print_error(error, as_json=as_json)
+        return error.exit_code
+    _print_defect(as_json=as_json)
+    return 1
 
 
 def print_error(error: HotstartError, *, as_json: bool = False) -> None:

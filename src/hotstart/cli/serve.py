@@ -17,9 +17,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
     import socket
+    import threading
     from types import FrameType
     from typing import NoReturn
 
+    from hotstart.cli.bind import UnixPath
     from hotstart.cli.progress import Progress
     from hotstart.config.parse import Parsed
     from hotstart.config.settings import Config
@@ -36,26 +38,42 @@ def run(parsed: Parsed) -> int:
     engine = EngineProcess()
     import signal
 
+    server = _Server(parsed, engine)
+
     def end_at_once(number: int, frame: FrameType | None) -> NoReturn:
-        engine.kill()
+        server.clear_away()
         os._exit(128 + number)
 
     # Until the event loop takes the signals over.
     signal.signal(signal.SIGTERM, end_at_once)
     signal.signal(signal.SIGINT, end_at_once)
     try:
-        return _Server(parsed, engine).run()
+        code = server.run()
+    except Exception as error:
+        if not server.checking:
+            raise
+        from hotstart.cli import logs, main
+
+        code = main.explain(error, as_json=logs.is_json())
     finally:
-        engine.kill()
+        server.clear_away()
+    if server.checking:
+        # A download has threads that the interpreter would wait for, however long the rest takes.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 class _Server:
     """The frontend process before and after its event loop."""
 
     def __init__(self, parsed: Parsed, engine: EngineProcess) -> None:
+        from hotstart.frontend.engine_writer import EngineWriter
         from hotstart.timeline import Timeline
 
         self.engine = engine
+        self.writer = EngineWriter(engine.socket)
         self.notes = parsed.notes
         self.config = parsed.config
         self.timeline = Timeline("frontend")
@@ -63,6 +81,19 @@ class _Server:
         self.startup: Startup | None = None
         self.progress: Progress | None = None
         self.weights: tuple[FileState, ...] = ()
+        self._checks: threading.Thread | None = None
+        self._unix_path: UnixPath | None = None
+
+    @property
+    def checking(self) -> bool:
+        """Whether the checks, or the download before them, are not through."""
+        return self._checks is not None and self._checks.is_alive()
+
+    def clear_away(self) -> None:
+        """End the engine, and take the unix socket's name away."""
+        self.engine.kill()
+        if self._unix_path is not None:
+            self._unix_path.remove()
 
     def run(self) -> int:
         from hotstart.cli import bind, logs
@@ -77,6 +108,8 @@ class _Server:
         logging_of_engine = log.getChild("engine")
         self.engine.relay(lambda line: logging_of_engine.warning("%s", line))
         listening = bind.bind(config.http)
+        if config.http.uds is not None:
+            self._unix_path = bind.UnixPath(config.http.uds)
         log.info("hotstart %s, listening on %s", _version(), bind.url(config.http, listening[0]))
         for note in self.notes:
             log.info("%s", note)
@@ -90,9 +123,9 @@ class _Server:
         self.startup = startup = Startup()
         startup.listen(self._announce)
         threading.Thread(target=self._watch, name="engine watch", daemon=True).start()
-        checks = threading.Thread(target=self._check, name="checks", daemon=True)
-        checks.start()
-        checks.join(timeout=_CHECKS_ALONE_SECONDS)
+        self._checks = threading.Thread(target=self._check, name="checks", daemon=True)
+        self._checks.start()
+        self._checks.join(timeout=_CHECKS_ALONE_SECONDS)
         code = 0
         if not startup.failed:
             with self.timeline.phase("import HTTP server"):
@@ -104,7 +137,7 @@ class _Server:
                 serve(
                     config,
                     listening,
-                    engine.socket,
+                    self.writer,
                     self.timeline,
                     startup,
                     engine_cpu=engine.cpu_seconds,
@@ -151,7 +184,7 @@ class _Server:
         from hotstart.config.settings import encode
         from hotstart.errors import raise_all
         from hotstart.frontend.startup import Checked
-        from hotstart.messages import Go, frame
+        from hotstart.messages import Go, frame, framed
         from hotstart.storage.changes import note
 
         assert self.startup is not None
@@ -159,14 +192,14 @@ class _Server:
         root = cache_root.resolve(config.cache_root or None, os.environ)
         log = _log()
         log.info("%s", root.reason) if root.writable else log.warning("%s", root.reason)
-        path = self._path(cache_root.hub_cache(root, os.environ))
+        path = self._directory()
         with self.timeline.phase("check"):
             config = msgspec.structs.replace(
                 config,
                 model=msgspec.structs.replace(config.model, path=path),
                 cache_root=root.path if root.writable else "",
             )
-            self._send(frame_bytes(encode(config)))
+            self.writer.send(framed(encode(config)))
             report = run_checks(config, device=fits_here)
             raise_all(report.problems)
         for warning in report.warnings:
@@ -176,8 +209,7 @@ class _Server:
         assert report.files is not None
         assert report.text is not None
         assert report.geometry is not None
-        # Before anything else knows: once the checks are passed, the event loop writes to the socket.
-        self._send(frame(Go()))
+        self.writer.send(frame(Go()))
         self.startup.pass_checks(
             Checked(
                 files=report.files,
@@ -189,15 +221,16 @@ class _Server:
             )
         )
 
-    def _path(self, hub_cache: str | None) -> str:
+    def _directory(self) -> str:
         """The model's directory; a hub name is downloaded in a phase of its own."""
-        from hotstart.checkpoint.resolve import is_path, resolve
+        from hotstart.checkpoint.resolve import is_path
+        from hotstart.cli.check import directory_of
         from hotstart.errors import HotstartError
 
         model = self.config.model
         if is_path(model.model):
             try:
-                return resolve(model.model)
+                return directory_of(self.config, model.model, model.revision)
             except HotstartError:
                 if self.config.load.expect_mount is None:
                     raise
@@ -209,21 +242,7 @@ class _Server:
                 if done > phase.bytes:
                     self.timeline.progress(phase, done)
 
-            return resolve(
-                model.model,
-                revision=model.revision,
-                token=model.hf_token,
-                download_dir=model.download_dir,
-                hub_cache=hub_cache,
-                report=report,
-            )
-
-    def _send(self, data: bytes) -> None:
-        import contextlib
-
-        # A dead engine is noticed, and explained, where its end of file is read.
-        with contextlib.suppress(OSError):
-            self.engine.socket.sendall(data)
+            return directory_of(self.config, model.model, model.revision, report)
 
     def _announce(self) -> None:
         """A listener of the startup: what an operator wants to see once it serves."""
@@ -255,12 +274,16 @@ class _Server:
                 write_startup_json(self.timeline, self.config.log.startup_json)
             except HotstartError as error:
                 log.warning("%s", error)
+        log.info(
+            "serving on %s, %s, context %d, at most %d sequences and %d tokens a step; first step: %s",
+            ready.device,
+            ready.dtype,
+            ready.max_model_len,
+            ready.max_num_seqs,
+            ready.max_num_batched_tokens,
+            ready.first_step,
+        )
         log.info("ready")
-
-
-def frame_bytes(body: bytes) -> bytes:
-    """A frame around an encoded body, as in :mod:`hotstart.messages`."""
-    return len(body).to_bytes(4, "little") + body
 
 
 def _log() -> logging.Logger:

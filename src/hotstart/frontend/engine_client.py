@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from hotstart.errors import ConfigError, DeviceError, EngineError, HotstartError, ModelError, StorageError
+from hotstart.frontend.engine_writer import EngineWriter
 from hotstart.frontend.errors import ApiError
 from hotstart.frontend.generation import Choice, Generation
 from hotstart.frontend.metrics import Metrics
@@ -73,11 +74,14 @@ class EngineClient(asyncio.Protocol):
         """Choices sent to the engine that no step has taken up yet."""
         return self._waiting
 
-    async def connect(self, engine: socket.socket) -> None:
+    async def connect(self, engine: EngineWriter) -> None:
         """Take over the socket."""
-        engine.setblocking(False)
+        await engine.hand_over(self._adopt)
+
+    async def _adopt(self, engine: socket.socket) -> Callable[[bytes], object]:
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_connection(lambda: self, sock=engine)
+        return lambda data: loop.call_soon_threadsafe(self._write, data)
 
     def submit(self, generation: Generation) -> None:
         """Send every choice. Raises :class:`ApiError` when the engine is gone."""
@@ -129,8 +133,11 @@ class EngineClient(asyncio.Protocol):
             self._transport.close()
 
     def _send(self, message: ToEngine) -> None:
+        self._write(frame(message))
+
+    def _write(self, data: bytes) -> None:
         if self._transport is not None and not self.lost:
-            self._transport.write(frame(message))
+            self._transport.write(data)
 
     def data_received(self, data: bytes) -> None:
         """Handle every complete frame."""

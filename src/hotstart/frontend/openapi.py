@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from hotstart import __version__
+from hotstart.frontend.middleware import OPEN_PATHS
 from hotstart.frontend.protocol.chat import ChatChunk, ChatRequest, ChatResponse
 from hotstart.frontend.protocol.completions import CompletionChunk, CompletionRequest, CompletionResponse
 from hotstart.frontend.protocol.requests import ErrorResponse
@@ -30,7 +31,7 @@ _OPERATIONS: tuple[tuple[str, str, str, type | None, type | None, tuple[int, ...
     ("get", "/v1/models/{model}", "Show one served name", None, ModelCard, (404,)),
     ("post", "/tokenize", "Encode a prompt or a conversation", TokenizeRequest, TokenizeResponse, (404,)),
     ("post", "/detokenize", "Decode token ids", DetokenizeRequest, DetokenizeResponse, (404,)),
-    ("post", "/reset_prefix_cache", "Forget the prefixes of earlier requests", None, None, (400, 401, 409)),
+    ("post", "/reset_prefix_cache", "Forget the prefixes of earlier requests", None, None, (400, 409)),
     ("get", "/livez", "How far the server is", None, LivezResponse, ()),
     ("get", "/health", "Whether requests are served", None, None, ()),
     ("get", "/readyz", "Whether requests are served", None, None, ()),
@@ -87,7 +88,7 @@ def _operation(
         *statuses,
         503,
         *((400, 413, 415) if request else ()),
-        *((401,) if path.startswith("/v1") else ()),
+        *((401,) if path not in OPEN_PATHS else ()),
     ]
     operation: dict[str, Any] = {
         "summary": summary,
@@ -104,7 +105,7 @@ def _operation(
     if "{model}" in path:
         model = {"type": "string", "minLength": 1, "maxLength": 4096}
         operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": model}]
-    if path.startswith("/v1"):
+    if path not in OPEN_PATHS:
         operation["security"] = [{"key": []}, {}]
     return operation
 

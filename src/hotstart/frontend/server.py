@@ -18,6 +18,7 @@ from hotstart.errors import ConfigError, EngineError
 from hotstart.frontend.app import create_app
 from hotstart.frontend.context import Frontend
 from hotstart.frontend.engine_client import EngineClient
+from hotstart.frontend.engine_writer import EngineWriter
 from hotstart.frontend.errors import ApiError
 from hotstart.frontend.gate import Gate
 from hotstart.frontend.liveness import Liveness
@@ -41,7 +42,7 @@ _CLOSE_GRACE = 5
 
 
 def run(
-    config: Config, sockets: list[socket.socket], engine: socket.socket, timeline: Timeline, startup: Startup
+    config: Config, sockets: list[socket.socket], engine: EngineWriter, timeline: Timeline, startup: Startup
 ) -> int:
     """:func:`serve` on a uvloop event loop; call it on the main thread, where signals arrive."""
     import uvloop
@@ -52,7 +53,7 @@ def run(
 async def serve(
     config: Config,
     sockets: list[socket.socket],
-    engine: socket.socket,
+    engine: EngineWriter,
     timeline: Timeline,
     startup: Startup,
     *,
@@ -60,8 +61,8 @@ async def serve(
 ) -> int:
     """Answer on ``sockets`` (bound, listening or not) and speak to ``engine`` until stopped or failed.
 
-    The caller has sent :class:`~hotstart.messages.Go` before it passes the checks on: from then on
-    only this function writes to ``engine``. Returns the exit code: 0 after a signal that came when
+    The caller has sent :class:`~hotstart.messages.Go` through ``engine`` before it passes the checks
+    on. Returns the exit code: 0 after a signal that came when
     ready, 128 + signal before, else that of the lowest problem. The caller ends the engine process
     afterwards. ``engine_cpu`` gives the engine's CPU time so far, in seconds.
     """

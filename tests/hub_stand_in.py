@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -26,6 +27,11 @@ class Hub:
         self.requests: list[tuple[str, str, str | None]] = []
         """(method, path, Authorization)."""
         self.endpoint = ""
+        self.open = threading.Event()
+        """Unless set, a fetch of weights stays without an answer; from the start it is."""
+        self.open.set()
+        self.held = threading.Event()
+        """Set once a fetch waits for :attr:`open`."""
 
     @property
     def downloaded(self) -> set[str]:
@@ -61,7 +67,11 @@ def serve(hub: Hub) -> Iterator[Hub]:
                 self.send_header(name, value)
             self.end_headers()
             if body:
-                self.wfile.write(content)
+                if path.endswith(".safetensors") and not hub.open.is_set():
+                    hub.held.set()
+                    hub.open.wait()
+                with contextlib.suppress(ConnectionError):  # the client may be gone
+                    self.wfile.write(content)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -70,6 +80,7 @@ def serve(hub: Hub) -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.open.set()
         server.shutdown()
         thread.join()
         server.server_close()
