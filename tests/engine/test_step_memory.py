@@ -55,7 +55,7 @@ def test_bound_of_a_large_model_is_the_sum_of_its_terms() -> None:
     assert SHAPE.layer == 2 * 2048 * 2 * (3 * 4096 + 2 * (4096 + 2 * 1024) + 4096 + 3 * 14_336)
     assert SHAPE.masks == 2 * MASK_BYTES
     assert SHAPE.gathered == 2 * 131_072 * 1024 * 2, "one long sequence is more than the bound of a call"
-    assert SHAPE.logits == 8 * 256 * 128_256 * 4 + 12 * (32 << 20)
+    assert SHAPE.logits == 7 * 256 * 128_256 * 4 + 12 * (16 << 20)
     assert SHAPE.bytes == SHAPE.layer + SHAPE.masks + SHAPE.gathered + SHAPE.logits
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from hotstart.attention.base import GATHER_BYTES, MASK_BYTES
 
 FLOAT = 4
-CUT_BYTES = 32 << 20
+CUT_BYTES = 16 << 20
 """float32 logits of the rows that top_k and top_p sort in one go; at least one row."""
 PROMPT_ROWS = 64
 """Positions whose prompt log probabilities are computed in one go."""
@@ -60,15 +60,15 @@ class StepShape(Struct, frozen=True, kw_only=True):
 
     @property
     def logits(self) -> int:
-        """Bytes of sampling, float32 where nothing else is said.
+        """Bytes of sampling, in float32.
 
-        Of all rows: the logits as the head made them, plain, as log probabilities, edited, divided by
-        the temperature, their noise, the race between them. Of the rows that are cut at a time:
+        Of all rows: the logits, as log probabilities, a selection, divided by the temperature, without
+        what min_p hides, their noise, the race between them. Of the rows that are cut at a time:
         a dozen intermediate results, the ids among them int64.
         """
         rows = max(self.seqs, PROMPT_ROWS)
         cut = max(CUT_BYTES, self.vocab * FLOAT)
-        return 8 * rows * self.vocab * FLOAT + 12 * min(cut, rows * self.vocab * FLOAT)
+        return 7 * rows * self.vocab * FLOAT + 12 * min(cut, rows * self.vocab * FLOAT)
 
     @property
     def bytes(self) -> int:
