@@ -45,14 +45,14 @@ def room_of(module: str) -> str:
 def imports_of(path: Path) -> Iterator[tuple[int, str]]:
     """(line, room) of every import of ours in a file, wherever in the file it stands."""
     for node in ast.walk(ast.parse(path.read_text())):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        names = [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import"
             module = node.module or ""
             inside = module in ("hotstart", "hotstart.models")
-            names = [f"{module}.{alias.name}" for alias in node.names] if inside else [module]
+            names = [f"{module}.{name}" for name in names] if inside else [module]
         for name in names:
             if name.split(".")[0] == "hotstart":
                 yield node.lineno, "version" if name == "hotstart.__version__" else room_of(name)
