@@ -45,6 +45,20 @@ def test_half_of_a_file_counts_as_half(file: Path) -> None:
     assert 0.5 <= share < 0.6
 
 
+@pytest.mark.parametrize("call", ["cachestat", "mincore"])
+def test_a_range_of_a_file_is_asked_alone(call: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if call == "mincore":
+        monkeypatch.setattr(residency, "_CACHESTAT", 100_000)  # no such call
+    evict(str(file))
+    fd = os.open(file, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
+    os.pread(fd, 2 * MIB, 4 * MIB)
+    os.close(fd)
+    assert resident_fraction(str(file), 4 * MIB, 2 * MIB) == 1.0
+    assert resident_fraction(str(file), 0, 4 * MIB) == 0.0
+    assert resident_fraction(str(file), 6 * MIB, 100 * MIB) == 0.0
+
+
 def test_older_kernels_are_asked_page_by_page(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residency, "_CACHESTAT", 100_000)  # no such call
     assert resident_fraction(str(file)) == 1.0

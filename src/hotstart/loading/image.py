@@ -3,7 +3,9 @@
 Safetensors bytes are final, so a tensor is a view of its file's image. A file whose pages are
 resident is mapped: nothing is read, and a thread enters the pages into the page table while
 imports run. A file that must come from a device is read into memory congruent to it, in parallel
-and past the page cache where the file system allows it, which here costs one copy less.
+and past the page cache where the file system allows it, unless the first steps of a large load
+come faster through it (:mod:`hotstart.loading.trial`). Steps that lie in the page cache already
+are copied from there.
 
 While ``import torch`` runs, no call may hold the memory-map lock for long, or dlopen waits: every
 step covers at most :data:`STEP` bytes (measured: one call over the whole range makes the import
@@ -25,13 +27,17 @@ from msgspec import Struct
 from hotstart.checkpoint.base import Checkpoint, ShardFile
 from hotstart.errors import StorageError
 from hotstart.loading.pace import Pace
+from hotstart.loading.trial import Trial
 from hotstart.storage.mounts import mount_of
 from hotstart.storage.residency import resident_fraction
 from hotstart.storage.source import FileSource, ReadCancelled
 from hotstart.units import format_rate, format_seconds, format_size
 
 STEP = 8 << 20
-_RESIDENT = 0.9
+_RESIDENT, _COLD = 0.9, 0.05
+"""Shares: from the first on a file or step counts as resident, below the second as all on its device."""
+_TRIAL_FROM = 256 << 20
+"""Bytes; less is read before a comparison is worth anything."""
 _READERS = 4
 _MADV_POPULATE_READ = 22
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -85,9 +91,8 @@ def choose(file: ShardFile, strategy: str = "auto") -> Choice:
         return Choice("buffered", "the kernel does not tell this user what is resident", resident)
     if resident >= _RESIDENT:
         return Choice("map", f"{resident:.0%} resident in the page cache", resident)
-    return Choice(
-        "direct", f"{resident:.0%} resident in the page cache; reading past it saves a copy", resident
-    )
+    how = "reading past it saves a copy" if resident < _COLD else "that is copied, the rest read past it"
+    return Choice("direct", f"{resident:.0%} resident in the page cache; {how}", resident)
 
 
 class Image:
@@ -119,6 +124,8 @@ class Image:
             threading.Thread(target=self._run, name=f"weights-{i}", daemon=True)
             for i in range(min(readers or _READERS, len(self._steps)))
         ]
+        cold = sum(file.size for file in self._files if file.is_cold)
+        self._trial = Trial(warm_up=len(self._threads)) if cold >= _TRIAL_FROM else None
         self._when_done: Callable[[LoadReport], None] = lambda report: None
         self._began = 0.0
         self._ended = 0.0
@@ -173,7 +180,7 @@ class Image:
         if not self._closed:
             self._closed = True
             for file in self._files:
-                file.source.close()
+                file.close()
 
     def is_mapped(self, file: int) -> bool:
         """Whether the file's pages, once released, come back when they are touched."""
@@ -216,12 +223,26 @@ class Image:
 
     def _step(self, file: _File, offset: int, length: int) -> None:
         """Bring a step into memory, in reads that the storage answers in a fraction of a second."""
+        way, sample = file.choice.strategy, False
+        if self._trial is not None and file.is_cold:
+            way, sample = self._trial.next()
+        elif file.in_page_cache(offset, length):
+            way = "buffered"
+        seconds = self._fill(file, offset, length, way)
+        if sample and self._trial is not None and self._trial.took(way, length, seconds):
+            for each in self._files:
+                each.heed(self._trial)
+
+    def _fill(self, file: _File, offset: int, length: int, way: str) -> float:
+        """Returns the seconds spent reading."""
+        seconds = 0.0
         end = offset + length
         while offset < end and not self._cancel.is_set():
             part = min(self._pace.length, end - offset)
             began = time.monotonic()
-            file.fill(offset, part, self._cancel)
+            file.fill(offset, part, way, self._cancel)
             ended = time.monotonic()
+            seconds += ended - began
             self._pace.took(ended - began)
             offset += part
             with self._lock:
@@ -232,6 +253,7 @@ class Image:
             self._progress(done)
             if done == self.total:
                 self._when_done(self._report())
+        return seconds
 
 
 class _File:
@@ -242,17 +264,43 @@ class _File:
         self.choice = choice
         self._identity = file.identity
         self.source = self._open(file.path)
+        self.is_cold = not choice.ordered and self.choice.strategy == "direct" and choice.resident < _COLD
+        self._cached = self.source
+        if self.choice.strategy == "direct" and not choice.ordered:
+            self._cached = FileSource(file.path, pinned=self.source.identity)
         self.memory = self._map() if choice.strategy == "map" else self._allocate()
         self._view = memoryview(self.memory)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
-    def fill(self, offset: int, length: int, cancel: threading.Event) -> None:
-        """Bring ``length`` bytes at ``offset`` (a multiple of the page size) into memory."""
-        if self.choice.strategy == "map":
+    def fill(self, offset: int, length: int, way: str, cancel: threading.Event) -> None:
+        """Bring ``length`` bytes at ``offset`` (a multiple of the page size) into memory.
+
+        ``way`` is a strategy: the file's own, or ``buffered`` for one that is read directly.
+        """
+        if way == "map":
             self._populate(offset, length)
             return
-        end = min(offset + -(-length // self.source.align) * self.source.align, len(self._view))
-        self.source.read_into(self._view[offset:end], offset, cancel)
+        source = self.source if way == "direct" else self._cached
+        end = min(offset + -(-length // source.align) * source.align, len(self._view))
+        source.read_into(self._view[offset:end], offset, cancel)
+
+    def in_page_cache(self, offset: int, length: int) -> bool:
+        """Whether a range of a file that is read directly need not come from the device."""
+        if self._cached is self.source or self.choice.resident < _COLD:
+            return False
+        return (resident_fraction(self.source.fileno(), offset, length) or 0.0) >= _RESIDENT
+
+    def heed(self, trial: Trial) -> None:
+        """Take the verdict as this file's choice, if it is one of those that were tried."""
+        if self.is_cold:
+            reason = f"{self.choice.resident:.0%} resident in the page cache; {trial}"
+            self.choice = Choice(trial.verdict, reason, self.choice.resident)
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self.source.close()
+        if self._cached is not self.source:
+            self._cached.close()
 
     def _populate(self, offset: int, length: int) -> None:
         """Enter pages into the page table; one that cannot be had is an error here and a SIGBUS later."""

@@ -17,16 +17,19 @@ _CACHESTAT = 451
 """The same number on every architecture: it is newer than their unification."""
 
 
-def resident_fraction(file: str | int) -> float | None:
-    """Share of a file's pages in the page cache, 0 to 1; 1 for an empty file; None: cannot be known."""
+def resident_fraction(file: str | int, offset: int = 0, length: int = 0) -> float | None:
+    """Share of a file's pages in the page cache, 0 to 1; 1 for an empty file; None: cannot be known.
+
+    Of ``length`` bytes from ``offset`` on, which is a multiple of the page size; length 0: to the end.
+    """
     if isinstance(file, int):
-        return _resident(file)
+        return _resident(file, offset, length)
     try:
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        return _resident(fd)
+        return _resident(fd, offset, length)
     finally:
         os.close(fd)
 
@@ -45,14 +48,15 @@ def evict(path: str) -> None:
         os.close(fd)
 
 
-def _resident(fd: int) -> float | None:
-    size = os.fstat(fd).st_size
+def _resident(fd: int, offset: int, length: int) -> float | None:
+    rest = max(0, os.fstat(fd).st_size - offset)
+    size = min(length, rest) if length else rest
     pages = -(-size // mmap.PAGESIZE)
     if not pages:
         return 1.0
-    cached = _by_cachestat(fd)
+    cached = _by_cachestat(fd, offset, size)
     if cached is None:
-        cached = _by_mincore(fd, size, pages)
+        cached = _by_mincore(fd, offset, size, pages)
     return None if cached is None else min(1.0, cached / pages)
 
 
@@ -70,16 +74,16 @@ class _Cachestat(ctypes.Structure):
     )
 
 
-def _by_cachestat(fd: int) -> int | None:
+def _by_cachestat(fd: int, offset: int, size: int) -> int | None:
     """Pages in the cache; None where the kernel has no such call or denies it."""
-    whole, result = _Range(0, 0), _Cachestat()  # length 0: to the end
+    wanted, result = _Range(offset, size), _Cachestat()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(ctypes.c_long(_CACHESTAT), fd, ctypes.byref(whole), ctypes.byref(result), 0):
+    if libc.syscall(ctypes.c_long(_CACHESTAT), fd, ctypes.byref(wanted), ctypes.byref(result), 0):
         return None
     return int(result.cache)
 
 
-def _by_mincore(fd: int, size: int, pages: int) -> int | None:
+def _by_mincore(fd: int, offset: int, size: int, pages: int) -> int | None:
     """Pages in the cache; None where mincore would claim that all are, as for files of other users."""
     status = os.fstat(fd)
     if os.geteuid() not in (0, status.st_uid):
@@ -89,7 +93,7 @@ def _by_mincore(fd: int, size: int, pages: int) -> int | None:
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
     libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
-    address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, offset)
     if address in (None, ctypes.c_void_p(-1).value):
         return None
     try:
