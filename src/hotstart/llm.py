@@ -104,6 +104,7 @@ class LLM:
         weights.start()
         built = build(prepared, weights)
         weights.wait()
+        weights.close()
         for _ in built.tune():
             pass
         self._engine = built.engine

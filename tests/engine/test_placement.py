@@ -14,7 +14,7 @@ from msgspec import structs
 
 from hotstart.attention.base import AttentionBackend
 from hotstart.attention.sdpa_paged import SdpaPaged
-from hotstart.config.settings import Config, DeviceConfig, ModelConfig
+from hotstart.config.settings import Config, DeviceConfig, LoadConfig, ModelConfig
 from hotstart.device import host, nvml
 from hotstart.device.base import Holder
 from hotstart.device.choose import DeviceChoice
@@ -24,7 +24,7 @@ from hotstart.engine.assemble import Prepared, build, prepare, size_kv
 from hotstart.engine.block_manager import BlockManager, PagedBlockManager
 from hotstart.engine.kv_size import KVSize
 from hotstart.engine.placement import CudaPlacement
-from hotstart.errors import DeviceError
+from hotstart.errors import ConfigError, DeviceError
 from hotstart.units import format_size
 
 GB = 1 << 30
@@ -86,7 +86,18 @@ def test_gpu_memory_is_taken_when_reading_begins_and_not_before(
     weights.start()
     weights.wait()
     assert device.allocated >= found.matched.nbytes
+    assert device.pinned_bytes > 0
     weights.close()
+    assert device.pinned_bytes == 0
+
+
+@pytest.mark.parametrize("strategy", ["map", "direct"])
+def test_way_of_reading_that_a_gpu_does_not_have_is_refused(
+    strategy: str, tiny_model: Callable[..., Path], device: FakeDevice
+) -> None:
+    found = prepared(tiny_model(), load=LoadConfig(read_strategy=strategy))
+    with pytest.raises(ConfigError, match=f"--read-strategy {strategy} on a GPU.*expected auto or buffered"):
+        on_gpu(found, device).weights(found, lambda done: None)
 
 
 def test_memory_counts_as_free_what_our_own_engine_holds(

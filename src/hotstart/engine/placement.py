@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from hotstart.device import host
 from hotstart.device.choose import DeviceChoice, open_device
 from hotstart.engine.kv_size import CPU_FIXED, CUDA_FIXED, KVSize, Memory
-from hotstart.errors import ModelError
+from hotstart.errors import ConfigError, ModelError
 from hotstart.loading.options import LoaderOptions, Ring
 
 if TYPE_CHECKING:
@@ -301,7 +301,13 @@ class CudaPlacement:
         return footprint.of_arena(_layout(prepared))
 
     def weights(self, prepared: Prepared, progress: Callable[[int], None]) -> Weights:
-        """See :class:`Placement`."""
+        """See :class:`Placement`. Raises ConfigError for ways of reading that only a CPU has."""
+        strategy = prepared.config.load.read_strategy
+        if strategy not in ("auto", "buffered"):
+            raise ConfigError(
+                f"--read-strategy {strategy} on a GPU, whose readers use the page cache and pinned memory",
+                expected="auto or buffered",
+            )
         device = open_device(self.choice)
         self._free = device.memory().free
         if prepared.config.load.load_format == "dummy":
