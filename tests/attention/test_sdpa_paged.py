@@ -200,10 +200,8 @@ def test_what_sdpa_cannot_do_is_refused() -> None:
     ]
 
 
-def test_memory_is_counted_as_allocated() -> None:
-    specs = [spec(4, 2), spec(8, 1, 0, 8)]
-    attention = SdpaPaged(specs, 10, 4, torch.bfloat16, torch.device("cpu"))
-    assert attention.bytes_for(10) == 10 * block_bytes(specs, 4, 2) == 10 * 4 * 2 * 2 * (2 * 16 + 8)
+def test_a_block_holds_keys_and_values_of_every_layer() -> None:
+    assert block_bytes([spec(4, 2), spec(8, 1, 0, 8)], 4, 2) == 4 * 2 * 2 * (2 * 16 + 8)
 
 
 @pytest.mark.parametrize("window", [0, 1000])

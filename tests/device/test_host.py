@@ -93,8 +93,7 @@ def test_a_group_outside_the_namespace_falls_back_to_the_mount(tmp_path: Path) -
 
 
 def test_cores_are_the_affinity_of_the_process(tmp_path: Path) -> None:
-    found = host.cores(tree(tmp_path, {}), affinity=frozenset({1, 5}))
-    assert (found.count, found.limited_by) == (2, "affinity")
+    assert host.cores(tree(tmp_path, {}), affinity=frozenset({1, 5})) == 2
 
 
 def test_a_quota_of_one_and_a_half_cores_counts_as_one(tmp_path: Path) -> None:
@@ -106,8 +105,7 @@ def test_a_quota_of_one_and_a_half_cores_counts_as_one(tmp_path: Path) -> None:
             "sys/fs/cgroup/cpu.max": "150000 100000",
         },
     )
-    found = host.cores(root, affinity=frozenset(range(8)))
-    assert (found.count, found.limited_by) == (1, "/sys/fs/cgroup/cpu.max")
+    assert host.cores(root, affinity=frozenset(range(8))) == 1
 
 
 def test_a_version_1_quota_is_seen(tmp_path: Path) -> None:
@@ -120,16 +118,9 @@ def test_a_version_1_quota_is_seen(tmp_path: Path) -> None:
             "sys/fs/cgroup/cpu/cpu.cfs_period_us": 100000,
         },
     )
-    assert host.cores(root, affinity=frozenset(range(8))).count == 3
-
-
-def test_numa_nodes_of_the_allowed_cores_are_listed(tmp_path: Path) -> None:
-    nodes = {"sys/devices/system/node/node0/cpulist": "0-3", "sys/devices/system/node/node1/cpulist": "4-7"}
-    root = tree(tmp_path, dict(nodes))
-    assert host.cores(root, affinity=frozenset({2, 6})).numa_nodes == (0, 1)
-    assert host.cores(root, affinity=frozenset({6})).numa_nodes == (1,)
+    assert host.cores(root, affinity=frozenset(range(8))) == 3
 
 
 def test_this_machine_has_memory_and_cores() -> None:
     assert 0 < host.memory().available <= host.memory().limit
-    assert host.cores().count >= 1
+    assert host.cores() >= 1

@@ -93,8 +93,8 @@ class FakeExecutor:
     def forget(self, request: Request) -> None:
         pass
 
-    def free_pages(self, slab: int, keep: int) -> None:
-        for place in [p for p in self.memory if p[0] == slab and p[1] >= keep]:
+    def free_pages(self, slab: int) -> None:
+        for place in [p for p in self.memory if p[0] == slab]:
             del self.memory[place]
 
     def _context(self, request: Request, start: int, end: int) -> int:

@@ -222,12 +222,12 @@ def test_source_of_a_copy_is_not_evicted_before_the_copy_was_made() -> None:
 
 
 def test_pages_are_given_back_when_a_prefix_is_evicted() -> None:
-    given: list[tuple[int, int]] = []
-    blocks = SlabManager(2, 64, free_pages=lambda slab, keep: given.append((slab, keep)))
+    given: list[int] = []
+    blocks = SlabManager(2, 64, free_pages=given.append)
     place = finished(blocks, ids(0, 64))
     assert given == []
     running(blocks, ids(500, 64))
-    assert given == [(place, 0)]
+    assert given == [place]
 
 
 def test_neighbouring_slabs_are_handed_out_first() -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import socket
 import sys
 
+import uvloop
+
 from hotstart.checkpoint.base import ModelFiles
 from hotstart.config.settings import Config, HttpConfig, ModelConfig
 from hotstart.frontend.engine_writer import EngineWriter
-from hotstart.frontend.server import run
+from hotstart.frontend.server import serve
 from hotstart.frontend.start import load_text
 from hotstart.frontend.startup import Checked, Startup
 from hotstart.timeline import Timeline
@@ -32,7 +34,7 @@ def main(listener: str, engine: str, model_dir: str, timeout: str) -> int:
     print("passed", flush=True)
     sockets = [socket.socket(fileno=int(listener))]
     writer = EngineWriter(socket.socket(fileno=int(engine)))
-    return run(config, sockets, writer, Timeline("frontend"), startup)
+    return uvloop.run(serve(config, sockets, writer, Timeline("frontend"), startup))
 
 
 if __name__ == "__main__":

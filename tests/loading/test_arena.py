@@ -195,13 +195,6 @@ def test_a_tied_weight_shares_the_bytes_of_the_other_even_when_it_is_stored(file
         assert arena.tensor("lm_head").data_ptr() == arena.tensor("embed").data_ptr()
 
 
-def test_has_tells_what_the_checkpoint_fills(files: Files) -> None:
-    files.add("w", (2, 2))
-    arena = Arena(Layout.of([files.item("w")]), CpuDevice())
-    assert arena.has("w")
-    assert not arena.has("bias")
-
-
 def test_scalars_and_empty_tensors_are_weights_too(files: Files) -> None:
     files.add("scalar", (), "F32")
     files.add("empty", (0, 4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import weakref
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,10 @@ def test_stored_bytes_of_a_converted_slot_are_given_back_at_once(strategy: str, 
     assert torch.equal(embed, stored["embed"].float())  # type: ignore[arg-type]
     assert torch.equal(qk, torch.cat([stored["q"], stored["k"]]).float())  # type: ignore[arg-type]
     assert store.tensor("head") is embed, "a tied head must not read what was given back"
+    assert not store.may_release("head"), "the embedding is still read"
+    kept = weakref.ref(qk)
+    del qk
+    assert kept() is None, "a copy that the model replaces is freed"
 
 
 def resident(memory: mmap.mmap) -> int:

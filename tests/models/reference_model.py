@@ -50,9 +50,6 @@ class LoadedStore:
     def tensor(self, slot: str) -> Tensor | tuple[Tensor, ...]:
         return self.slots[self.aliases.get(slot, slot)]
 
-    def has(self, slot: str) -> bool:
-        return slot in self.slots
-
 
 class DenseAttention:
     """Keeps all keys and values of each sequence, by its table's first number; masked softmax."""

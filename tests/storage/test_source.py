@@ -51,22 +51,6 @@ def test_direct_read_reaches_to_the_end_of_the_file() -> None:
         assert buffer[:SIZE] == Path(file.name).read_bytes()
 
 
-def test_map_shows_the_whole_file_and_outlives_the_source(file: Path) -> None:
-    source = FileSource(str(file))
-    mapped = source.map()
-    source.close()
-    assert mapped is not None
-    assert mapped == file.read_bytes()
-    assert mapped.readonly
-
-
-def test_empty_file_is_not_mapped(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    source = FileSource(str(tmp_path / "empty"))
-    assert source.map() is None
-    source.close()
-
-
 def test_range_beyond_the_end_is_a_defect_of_the_caller(file: Path) -> None:
     source = FileSource(str(file))
     with pytest.raises(ValueError, match="which has"):

@@ -139,10 +139,6 @@ class SdpaPaged:
             # cuDNN plans a kernel for each new shape, tens of milliseconds at a time.
             torch.backends.cuda.enable_cudnn_sdp(False)
 
-    def bytes_for(self, num_blocks: int) -> int:
-        """Memory of a pool of that many blocks."""
-        return num_blocks * block_bytes(self.specs, self.block_size, self.dtype.itemsize)
-
     @staticmethod
     def refuse(specs: list[AttentionSpec]) -> list[str]:
         """Reasons why these layers cannot run here."""

@@ -26,16 +26,6 @@ class HostMemory(Struct, frozen=True):
     """What can be used now, clean file cache counted as free."""
 
 
-class HostCores(Struct, frozen=True):
-    """Cores this process may use."""
-
-    count: int
-    limited_by: str
-    """``machine``, ``affinity``, or the cgroup file that sets the quota."""
-    numa_nodes: tuple[int, ...]
-    """Nodes that the allowed cores belong to; more than one means remote memory for some."""
-
-
 def memory(root: str = "/") -> HostMemory:
     """Memory limit and what is left of it."""
     meminfo = _table(os.path.join(root, "proc/meminfo"), unit=1024)
@@ -65,24 +55,18 @@ def is_child(pid: int, root: str = "/") -> bool:
 _V1_MEMORY = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
-def cores(root: str = "/", *, affinity: frozenset[int] | None = None) -> HostCores:
-    """Cores by affinity and cgroup quota; a quota of 1.5 cores counts as one."""
-    allowed = frozenset(os.sched_getaffinity(0)) if affinity is None else affinity
-    machine = len(_cpu_list(_text(os.path.join(root, "sys/devices/system/cpu/online"))))
-    count, limited_by = len(allowed), "affinity" if len(allowed) < machine else "machine"
+def cores(root: str = "/", *, affinity: frozenset[int] | None = None) -> int:
+    """Cores this process may use, by affinity and cgroup quota; a quota of 1.5 cores counts as one."""
+    count = len(os.sched_getaffinity(0) if affinity is None else affinity)
     for folder, version in _cgroup_folders(root, "cpu"):
         if version == 2:
-            path = os.path.join(folder, "cpu.max")
-            quota, _, period = _text(path).partition(" ")
+            quota, _, period = _text(os.path.join(folder, "cpu.max")).partition(" ")
         else:
-            path = os.path.join(folder, "cpu.cfs_quota_us")
-            quota, period = _text(path), _text(os.path.join(folder, "cpu.cfs_period_us"))
-        if not quota.isdigit() or not period.isdigit():
-            continue
-        share = max(1, int(quota) // int(period))
-        if share < count:
-            count, limited_by = share, _shown(path, root)
-    return HostCores(count, limited_by, _numa_nodes(root, allowed))
+            quota = _text(os.path.join(folder, "cpu.cfs_quota_us"))
+            period = _text(os.path.join(folder, "cpu.cfs_period_us"))
+        if quota.isdigit() and period.isdigit():
+            count = min(count, max(1, int(quota) // int(period)))
+    return count
 
 
 def _cgroup_folders(root: str, controller: str) -> Iterator[tuple[str, int]]:
@@ -128,25 +112,6 @@ def _cgroup_mounts(root: str) -> dict[str, tuple[str, str]]:
             for name in right[2].split(","):
                 mounts.setdefault(name, (left[3], left[4]))
     return mounts
-
-
-def _numa_nodes(root: str, allowed: frozenset[int]) -> tuple[int, ...]:
-    base = os.path.join(root, "sys/devices/system/node")
-    try:
-        names = os.listdir(base)
-    except OSError:
-        return ()
-    nodes = [int(name[4:]) for name in names if name.startswith("node") and name[4:].isdigit()]
-    return tuple(n for n in sorted(nodes) if allowed & _cpu_list(_text(f"{base}/node{n}/cpulist")))
-
-
-def _cpu_list(text: str) -> frozenset[int]:
-    """``0-3,8`` → {0, 1, 2, 3, 8}: the kernel's list format."""
-    found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
 
 
 def _table(path: str, unit: int = 1) -> dict[str, int]:

@@ -232,7 +232,7 @@ def _build(prepared: Prepared, weights: Weights, kv: KVSize) -> Built:
     device = placement.device()
     described = str(placement.choice.info)
     if device.type == "cpu":
-        threads = config.device.threads or host.cores().count
+        threads = config.device.threads or host.cores()
         torch.set_num_threads(threads)
         described = f"cpu, {threads} threads"
     model = prepared.family.build(

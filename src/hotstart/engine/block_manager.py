@@ -210,7 +210,7 @@ class SlabManager:
     """One contiguous slab per sequence; finished ones are donors of prefixes, in LRU order.
 
     ``capacity`` is the number of tokens whose K and V may be committed at once. ``free_pages`` is
-    called as ``(slab, keep)`` when the tokens behind ``keep`` are given back.
+    called with a slab when its tokens are given back.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class SlabManager:
         capacity: int,
         *,
         prefix_caching: bool = True,
-        free_pages: Callable[[int, int], None] = lambda slab, keep: None,
+        free_pages: Callable[[int], None] = lambda slab: None,
     ) -> None:
         self.capacity = capacity
         self.prefix_caching = prefix_caching
@@ -371,7 +371,7 @@ class SlabManager:
         self._cut(slab, 0)
         self._committed -= slab.committed
         slab.committed = 0
-        self._free_pages(slab.number, 0)
+        self._free_pages(slab.number)
         self._empty.append(slab.number)
         self._empty.sort(reverse=True)
 

@@ -30,8 +30,6 @@ class Frontend:
     gate: Gate
     created: int
     """Unix seconds; the age of the model in listings."""
-    in_flight: int = 0
-    """HTTP requests being answered, for ``/load``."""
 
     def context_length(self) -> int:
         """Tokens of prompt and answer together; known once the gate is open."""

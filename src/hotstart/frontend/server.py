@@ -41,15 +41,6 @@ _CLOSE_GRACE = 5
 """Seconds that last answers get to reach their clients."""
 
 
-def run(
-    config: Config, sockets: list[socket.socket], engine: EngineWriter, timeline: Timeline, startup: Startup
-) -> int:
-    """:func:`serve` on a uvloop event loop; call it on the main thread, where signals arrive."""
-    import uvloop
-
-    return uvloop.run(serve(config, sockets, engine, timeline, startup))
-
-
 async def serve(
     config: Config,
     sockets: list[socket.socket],

@@ -127,10 +127,6 @@ class Arena:
             raise RuntimeError("the arena has been finished; its staging memory is gone")
         return base + part.offset
 
-    def has(self, slot: str) -> bool:
-        """Whether the checkpoint fills the slot."""
-        return self.layout.aliases.get(slot, slot) in self.layout.slots
-
     def tensor(self, slot: str) -> Tensor:
         """The slot as a view of the arena; imports torch. Raises KeyError for an unknown slot."""
         if self._bytes is None:

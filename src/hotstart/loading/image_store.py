@@ -33,27 +33,27 @@ class ImageStore:
         self._image = image
         self._aliases = aliases
         self._dtype = dtype
-        # A tied weight asks for its slot a second time, when the stored bytes are gone.
-        self._copies: dict[str, Tensor] = {}
+        # Slots whose stored bytes are gone. A tied weight asks for its slot a second time; of the
+        # others no copy is kept here (None), or it would outlive one that is packed later.
+        self._copies: dict[str, Tensor | None] = {}
         self._slots: dict[str, list[tuple[WeightSpec, TensorRef]]] = {}
         for spec, ref in weights:
             self._slots.setdefault(spec.slot, []).append((spec, ref))
         for rows in self._slots.values():
             rows.sort(key=lambda row: row[0].at)
 
-    def has(self, slot: str) -> bool:
-        """See :class:`~hotstart.models.base.Store`."""
-        return self._aliases.get(slot, slot) in self._slots
-
     def tensor(self, slot: str) -> Tensor | tuple[Tensor, ...]:
         """See :class:`~hotstart.models.base.Store`."""
         name = self._aliases.get(slot, slot)
         if name in self._copies:
-            return self._copies[name]
+            copied = self._copies[name]
+            assert copied is not None, f"{name} was copied and given out before"
+            return copied
         refs = [ref for _, ref in self._slots[name]]
         if is_copied(refs, str(self._dtype).removeprefix("torch.")):
             self._image.wait()
-            self._copies[name] = copy = self._copy(refs)
+            copy = self._copy(refs)
+            self._copies[name] = copy if name in self._aliases.values() else None
             self._release(refs)
             return copy
         if all(_adjacent(left, right) for left, right in pairwise(refs)):
@@ -67,7 +67,8 @@ class ImageStore:
         """
         name = self._aliases.get(slot, slot)
         shared = name != slot or name in self._aliases.values()
-        return not shared or all(self._image.is_mapped(ref.file) for _, ref in self._slots[name])
+        mapped = name not in self._copies and all(self._image.is_mapped(r.file) for _, r in self._slots[name])
+        return mapped or not shared
 
     def release(self, slot: str) -> None:
         """Give back the memory behind a slot whose tensors are not used any more."""

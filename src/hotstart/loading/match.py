@@ -67,7 +67,7 @@ def match(specs: Sequence[WeightSpec], checkpoint: Checkpoint, dtype_out: str = 
     # Writers that store one of two tied tensors may keep the head and drop the embedding.
     found = [(spec, _find(spec, checkpoint) or copies.get(spec.slot)) for spec in wanted]
     loads = [(spec, ref) for spec, ref in found if ref is not None]
-    missing = [spec for spec, ref in found if ref is None and not spec.optional]
+    missing = [spec for spec, ref in found if ref is None]
     loaded = {ref.name: spec.slot for spec, ref in loads}
     originals = {spec.slot: ref for spec, ref in loads}
     pairs = [(originals[s], copy) for s, copy in copies.items() if s in originals and copy.name not in loaded]

@@ -25,10 +25,6 @@ class RandomStore:
                 self._slots.setdefault(spec.slot, []).append(spec)
         torch.manual_seed(seed)
 
-    def has(self, slot: str) -> bool:
-        """See :class:`~hotstart.models.base.Store`."""
-        return self._aliases.get(slot, slot) in self._slots
-
     def tensor(self, slot: str) -> Tensor:
         """See :class:`~hotstart.models.base.Store`."""
         name = self._aliases.get(slot, slot)

@@ -78,10 +78,6 @@ class Store(Protocol):
         """The slot's weight; a tuple of parts, in order, where they are not adjacent in memory."""
         ...
 
-    def has(self, slot: str) -> bool:
-        """Whether the checkpoint filled the slot (optional weights)."""
-        ...
-
 
 class Model(Protocol):
     """A decoder ready to run."""

@@ -51,8 +51,6 @@ class WeightSpec(Struct, frozen=True, kw_only=True):
     """None: bytes are final; ``cast``: to the model's dtype."""
     alias_of: str | None = None
     """A tied weight: the slot whose bytes it shares. Not stored, or stored as a copy."""
-    optional: bool = False
-    """Absent is fine: the forward does without."""
 
     @property
     def elements(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import stat
 from typing import Protocol
@@ -48,12 +47,8 @@ class Source(Protocol):
         """
         ...
 
-    def map(self) -> memoryview | None:
-        """The whole content as read-only memory; None: cannot or should not be mapped."""
-        ...
-
     def close(self) -> None:
-        """Let go of it. Maps stay valid."""
+        """Let go of it."""
         ...
 
 
@@ -114,16 +109,6 @@ class FileSource:
                 raise
             raise read_error(self.name, error) from None
 
-    def map(self) -> memoryview | None:
-        """Read-only pages of the file; None where the file system cannot map it, or it is empty.
-
-        Touching a page beyond the end of a file that shrank kills the process: map local files only.
-        """
-        try:
-            return memoryview(mmap.mmap(self._fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ))
-        except (OSError, ValueError):
-            return None
-
     def verify(self) -> None:
         """Raise StorageError when the file is not as it was when it was opened."""
         if identity(os.fstat(self._fd)) != self.identity:
@@ -134,7 +119,7 @@ class FileSource:
         return self._fd
 
     def close(self) -> None:
-        """Close the descriptor; maps stay valid."""
+        """Close the descriptor."""
         os.close(self._fd)
 
     def changed(self) -> StorageError:
