@@ -132,15 +132,13 @@ Machine.torch_has_cuda, Machine.devices = (lambda self: True), devices
 """
 
 
-def test_device_dtype_and_threads_are_logged_with_their_reasons(tiny_model: Model, tmp_path: Path) -> None:
+def test_device_and_dtype_are_logged_with_their_reasons(tiny_model: Model, tmp_path: Path) -> None:
     flags = ("--device", "cpu", "--threads", "1", "--dtype", "bfloat16")
     with RunningServer(tiny_model(), *flags, log=tmp_path / "log") as server:
         server.until_ready()
     lines = [line for line in server.output.splitlines() if " engine: " in line]
     assert lines[0].endswith("device: CPU: --device cpu")
-    assert re.search(
-        r"dtype: bfloat16, by --dtype \(weights: .*B float32\); runs on cpu, 1 threads?$", lines[1]
-    )
+    assert re.search(r"dtype: bfloat16, by --dtype \(weights: .*B float32\)$", lines[1])
 
 
 def test_gpu_that_cannot_be_used_is_a_warning_and_no_silent_cpu(tiny_model: Model, tmp_path: Path) -> None:

@@ -80,11 +80,11 @@ def _start(link: Link, torch: TorchImport) -> NoReturn:
     reading = timeline.begin("read weights", total=weights.total)
     weights.start(lambda report: timeline.end(reading, detail=f"{weights.describe()}; {report}"))
     _log_device(link, prepared.placement.choice)
+    _log_dtype(link, prepared)
     torch.wait()
     timeline.end(timeline.begin("import torch", start=torch.began), at=torch.ended, detail=torch.how)
     with timeline.phase("build model"):
         built = build(prepared, weights)
-    _log_dtype(link, prepared, built)
     weights.wait()
     _serve(link, prepared, built, timeline)
 
@@ -143,7 +143,7 @@ def _log_device(link: Link, choice: DeviceChoice) -> None:
         link.send(LogEvent(logging.WARNING, f"--device auto runs on the CPU: {choice.warning}"))
 
 
-def _log_dtype(link: Link, prepared: Prepared, built: Built) -> None:
+def _log_dtype(link: Link, prepared: Prepared) -> None:
     import logging
 
     from hotstart.loading.match import FLOATS
@@ -154,7 +154,7 @@ def _log_dtype(link: Link, prepared: Prepared, built: Built) -> None:
         f"{format_size(size)} {FLOATS.get(name, name)}" for name, size in matched.stored.items()
     )
     by = "as stored" if prepared.config.model.dtype == "auto" else "by --dtype"
-    text = f"dtype: {matched.dtype}, {by} (weights: {stored}); runs on {built.device}"
+    text = f"dtype: {matched.dtype}, {by} (weights: {stored})"
     link.send(LogEvent(logging.INFO, text))
 
 
