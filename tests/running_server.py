@@ -32,7 +32,12 @@ class RunningServer:
             stderr=subprocess.STDOUT,
             env={**os.environ, "HOTSTART_CACHE_ROOT": str(log.parent / "cache"), **(env or {})},
         )
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=DEADLINE)
+        unix = flags[flags.index("--uds") + 1] if "--uds" in flags else None
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}",
+            timeout=DEADLINE,
+            transport=httpx.HTTPTransport(uds=unix),
+        )
 
     def __enter__(self) -> RunningServer:
         return self

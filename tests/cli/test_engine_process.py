@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import pytest
@@ -24,3 +26,22 @@ def test_all_who_wait_for_the_same_child_learn_how_it_ended(
         thread.join()
     engine.socket.close()
     assert ends == [7] * 8
+
+
+def test_a_signal_to_the_group_does_not_end_an_engine_whose_interpreter_is_not_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_process, "_CODE", "import sys; sys.stdin.read(); {fd}, {parent}")
+    read, write = os.pipe()
+    saved = os.dup(0)
+    os.dup2(read, 0)
+    try:
+        engine = EngineProcess()
+    finally:
+        os.dup2(saved, 0)
+        for fd in (read, saved):
+            os.close(fd)
+    os.kill(engine.pid, signal.SIGTERM)
+    os.close(write)
+    assert engine.reap(60) == 0
+    engine.socket.close()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from hub_stand_in import Hub
@@ -80,6 +80,26 @@ def test_the_same_text_alone_and_beside_others(server: RunningServer) -> None:
     for thread in threads:
         thread.join()
     assert [together[prompt] for prompt in prompts] == alone
+
+
+def test_a_reset_forgets_the_prefixes_of_earlier_requests(server: RunningServer) -> None:
+    def hits() -> float:
+        """Prompt tokens found in the cache by one more request of the same prompt."""
+        before = server.metric("vllm:prefix_cache_hits_total")
+        server.complete("The same beginning. " * 8)
+        return server.metric("vllm:prefix_cache_hits_total") - before
+
+    hits()
+    assert hits() > 0
+    assert server.http.post("/reset_prefix_cache").status_code == 200
+    assert hits() == 0
+
+
+def test_what_it_serves_on_is_one_line(server: RunningServer) -> None:
+    server.until(lambda: " ready\n" in server.output)
+    (line,) = (line for line in server.output.splitlines() if "serving on cpu, " in line)
+    assert "float32, context 512, at most " in line
+    assert line.endswith("sequences and 2048 tokens a step; first step: probe")
 
 
 def test_a_client_that_goes_away_frees_its_request(server: RunningServer) -> None:
@@ -168,19 +188,12 @@ def test_an_engine_that_dies_while_loading_is_named(tiny_model: Model, tmp_path:
     assert "SIGKILL" in "\n".join(server.output.splitlines()[-5:])
 
 
-def test_kills_at_random_moments_leave_no_process_behind(tiny_model: Model, tmp_path: Path) -> None:
-    rng = random.Random(7)
-    for turn in range(8):
-        with RunningServer(tiny_model(), log=tmp_path / f"log{turn}") as server:
-            server.until(lambda: server.engine_pid != 0)
-            engine = server.engine_pid
-            pause = threading.Event()
-            pause.wait(rng.uniform(0.0, 1.5))
-            victim = server.process.pid if turn % 2 else engine
-            if alive(victim):
-                os.kill(victim, signal.SIGKILL)
-            server.process.wait(60)
-            until_gone(engine)
+def test_kills_at_random_moments_leave_nothing_behind(tiny_model: Model) -> None:
+    script = Path(__file__).parents[2] / "scripts" / "kill_storm.py"
+    command = [sys.executable, str(script), "--kills", "8", "--seed", "7", "--model", str(tiny_model())]
+    storm = subprocess.run(command, capture_output=True, text=True, timeout=5 * DEADLINE)
+    assert storm.returncode == 0, storm.stdout + storm.stderr
+    assert ", 0 problems" in storm.stdout
 
 
 def test_a_taken_port_fails_before_anything_is_read(tiny_model: Model, tmp_path: Path) -> None:
@@ -207,8 +220,7 @@ def test_a_unix_socket_serves_and_is_replaced_after_a_kill(tiny_model: Model, tm
     for turn in range(2):
         with RunningServer(tiny_model(), "--uds", str(path), log=tmp_path / f"log{turn}") as server:
             server.until(lambda: _listens(path))
-            with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as http:
-                server.until(lambda: http.get("/health").status_code == 200)
+            server.until_ready()
 
 
 @pytest.mark.parametrize("ready", [False, True])

@@ -17,6 +17,8 @@ _CODE = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
     "from hotstart.engine.main import main; main({fd}, {parent})"
 )
+_HELD_BACK = (1, 2, 15)
+"""SIGHUP, SIGINT, SIGTERM: blocked until the engine's interpreter is up and ignores them."""
 _CAUSES = {
     "SIGKILL": "probably the kernel's out-of-memory killer, or a container's memory limit; see dmesg",
     "SIGBUS": "a mapped weight file shrank, or its device failed to deliver a page; see dmesg",
@@ -45,6 +47,7 @@ class EngineProcess:
             [sys.executable, *_flags(), "-c", code],
             os.environ,
             file_actions=[(os.POSIX_SPAWN_DUP2, stderr, 2)],
+            setsigmask=_HELD_BACK,
         )
         theirs.close()
         os.close(stderr)

@@ -21,8 +21,10 @@ def main(fd: int, parent: int) -> None:
     _die_with_parent(parent)
     # Whoever ends the server signals the frontend, which lets requests finish; a signal to the whole
     # process group or control group must not cut them off.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    ignored = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for number in ignored:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ignored)
     _calm_openmp()
     torch = TorchImport()
     loader = threading.Thread(target=_start, args=(fd, torch), name="start", daemon=True)
