@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import torch
@@ -23,11 +24,16 @@ class Linear:
 
     def __init__(self, weight: Weight, bias: Weight | None = None) -> None:
         parts = weight if isinstance(weight, tuple) else (weight,)
+        self.biases: tuple[Tensor, ...] = ()
+        if bias is not None:
+            self.biases = bias if isinstance(bias, tuple) else (bias,)
+            if _ends(parts) != _ends(self.biases):
+                ends = sorted({*_ends(parts), *_ends(self.biases)})
+                parts, self.biases = _cut(parts, ends), _cut(self.biases, ends)
         # torch.mm with a bound transpose spares the dispatches that F.linear adds to each call.
         self.parts = tuple(part.t() for part in parts)
         self.packed: Tensor | None = None
         self.weight = self.parts[0] if len(parts) == 1 else None
-        self.biases = () if bias is None else _partition(bias, [part.shape[0] for part in parts])
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [tokens, in]; returns [tokens, out]."""
@@ -105,8 +111,18 @@ def whole(weight: Weight) -> Tensor:
     return torch.cat(weight) if isinstance(weight, tuple) else weight
 
 
-def _partition(bias: Weight, sizes: list[int]) -> tuple[Tensor, ...]:
-    """The bias cut as the weight is cut; a copy (of vectors) only where its own parts differ."""
-    if isinstance(bias, tuple) and [part.shape[0] for part in bias] == sizes:
-        return bias
-    return tuple(whole(bias).split_with_sizes(sizes))
+def _cut(parts: tuple[Tensor, ...], ends: list[int]) -> tuple[Tensor, ...]:
+    """Views of the parts that end at ``ends``, in rows counted over all of them."""
+    pieces: list[Tensor] = []
+    begin = 0
+    for part in parts:
+        end = begin + part.shape[0]
+        inside = [at - begin for at in ends if begin < at <= end]
+        sizes = [right - left for left, right in pairwise([0, *inside])]
+        pieces += part.split_with_sizes(sizes) if len(sizes) > 1 else [part]
+        begin = end
+    return tuple(pieces)
+
+
+def _ends(parts: tuple[Tensor, ...]) -> list[int]:
+    return list(accumulate(part.shape[0] for part in parts))
