@@ -81,6 +81,7 @@ def test_strftime_now_gives_the_date() -> None:
         ("{{ raise_exception('only two roles') }}", "only two roles"),
         ("{{ messages[0].missing.deeper }}", "has no attribute 'missing'"),
         ("{{ messages[0].content + 1 }}", "str"),
+        ("{{ '{5}'.format(messages) }}", "out of range"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
     ],
