@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from checkpoint import hub_stand_in
+import hub_stand_in
 from engine_faults import SLOW_READS, engine_fault
 from hotstart.frontend.liveness import Liveness
 from hotstart.frontend.startup import Startup
