@@ -56,6 +56,9 @@ def run(parsed: Parsed) -> int:
 
         code = main.explain(error, as_json=logs.is_json())
     finally:
+        # The event loop has given the signals back: one more must not end this half-way.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         server.clear_away()
     if server.checking:
         # A download has threads that the interpreter would wait for, however long the rest takes.
