@@ -50,6 +50,8 @@ _PROBE_ID = -1
 _DONE = object()
 _IDLE_BEFORE_CHORES = 0.5
 """Seconds without a request before the engine does what it put off."""
+_BUSY_BEFORE_TUNING = 2.0
+"""Seconds after which tuning no longer waits for a pause: the first requests are not to pay for it."""
 _PROGRESS_EVERY = 0.1
 """Seconds between two progress events of the same phase."""
 
@@ -119,13 +121,16 @@ def _serve(link: Link, prepared: Prepared, built: Built, timeline: Timeline) -> 
             first_step=first,
         )
     )
-    tuning = built.tune()
+    tuning, tuned = built.tune(), False
+    tune_anyway = time.monotonic() + _BUSY_BEFORE_TUNING
     chores = [built.weights.close, _load_generators, _freeze]
     while True:
-        tuned = next(tuning, _DONE) is _DONE
-        if not engine.has_work and not tuned:
-            _take(link, engine, block=False)
-            continue
+        if not tuned and (not engine.has_work or time.monotonic() > tune_anyway):
+            # One piece takes milliseconds; while requests come and go without a pause, one a step.
+            tuned = next(tuning, _DONE) is _DONE
+            if not engine.has_work:
+                _take(link, engine, block=False)
+                continue
         if not engine.has_work and chores and not link.wait(_IDLE_BEFORE_CHORES):
             chores.pop()()
             continue
