@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_stand_in import COMMIT, Hub, serve
 
 from checkpoint_files import write_model
+from hub_stand_in import COMMIT, Hub, serve
 
 NAME = "someone/tiny"
 SCRIPT = """
