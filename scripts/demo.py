@@ -19,7 +19,7 @@ import time
 import zipfile
 from pathlib import Path
 
-from hotstart.bench.client import CHAT, RefusedError, Target, request_body, stream
+from hotstart.bench.client import CHAT, RefusedError, Target, get, request_body, stream
 from hotstart.bench.floor import measure_floor
 from hotstart.bench.launch import free_port
 from hotstart.config.cache_root import resolve
@@ -147,6 +147,7 @@ def converse(server: subprocess.Popen[bytes], target: Target) -> float:
             for chunk in stream(target, body):
                 if chunk.text and not first:
                     first = chunk.at
+                    until_ready(target)
                     say(f"\n> {QUESTION}")
                 print(chunk.text, end="", flush=True)
         except ConnectionRefusedError:
@@ -158,6 +159,13 @@ def converse(server: subprocess.Popen[bytes], target: Target) -> float:
             raise SystemExit(f"demo: {error}") from None
     print(flush=True)
     return first
+
+
+def until_ready(target: Target) -> None:
+    """Let the server finish saying how it started, so that its log does not cut the answer in two."""
+    while get(target, "/health")[0] != 200:
+        time.sleep(0.01)
+    time.sleep(0.1)
 
 
 def stop(server: subprocess.Popen[bytes]) -> int:
@@ -175,4 +183,7 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -23,6 +23,8 @@ import threading
 import time
 from typing import Any
 
+from hotstart.engine.main import OPENMP_SPINS
+
 STEP = 16 << 20
 THREADS = {"buffered": 2, "direct": 4}
 MADV_POPULATE_READ = 22
@@ -201,7 +203,7 @@ def floor(directory: str, how: str, tokens: int, device: str = "") -> dict[str, 
     begin = time.monotonic()
     # Threads that spin while they wait multiply the time of a step beside a busy neighbour, and a
     # floor is the least; the engine sets the same.
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)
     weights = (DeviceWeights(directory, device) if how == "arena" else Weights(directory, how)).start()
     import torch
 

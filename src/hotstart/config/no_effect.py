@@ -86,6 +86,7 @@ NO_EFFECT_GROUP = Group(
     ),
     no_effect("--h11-max-header-count", kind=_ONE, because="the HTTP parser is httptools"),
     no_effect("--enable-offline-docs", because="the API description is served without outside assets"),
+    no_effect("--enable-server-load-tracking", because="/load always counts the requests in flight"),
     no_effect("--tokenizer-pool-size", kind=_COUNT, because="the tokenizer runs in the frontend"),
     no_effect("--renderer-num-workers", kind=_ONE, because="the tokenizer runs in the frontend"),
     no_effect("--language-model-only", because=_TEXT_ONLY),

@@ -405,6 +405,11 @@ _FEATURES = Group(
 
 _SECURITY = Group(
     "Refused: HTTP and security",
+    refused(
+        "--trust-remote-code",
+        because="no Python code of a model's directory is ever run",
+        instead="leave it out: the supported architectures need none",
+    ),
     refused("--trust-request-chat-template", because="templates from requests are not run"),
     refused(
         "--enable-ssl-refresh",

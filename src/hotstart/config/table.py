@@ -7,7 +7,7 @@ and those that are refused, stand in modules of their own; together they are one
 from __future__ import annotations
 
 from hotstart.config.command import Command
-from hotstart.config.flags import Group, Positional, flag, no_effect, refused
+from hotstart.config.flags import Group, Positional, flag
 from hotstart.config.no_effect import NO_EFFECT_GROUP
 from hotstart.config.refused import LOAD_FORMATS, REFUSED_GROUPS
 from hotstart.config.values import Choice, Json, Many, Number, Size, Text, Whole
@@ -45,11 +45,6 @@ _MODEL_GROUP = Group(
         help="access token of the hub; better: the variable HF_TOKEN, which other users cannot see",
     ),
     flag("--download-dir", to="model.download_dir", kind=_PATH, help="where hub models are kept"),
-    refused(
-        "--trust-remote-code",
-        because="no Python code of a model's directory is ever run",
-        instead="leave it out: the supported architectures need none",
-    ),
     flag(
         "--dtype",
         to="model.dtype",
@@ -326,7 +321,6 @@ _HTTP_GROUP = Group(
         help="answer with an X-Request-Id header",
     ),
     flag("--disable-fastapi-docs", to="http.disable_fastapi_docs", help="no /openapi.json"),
-    no_effect("--enable-server-load-tracking", because="/load always counts the requests in flight"),
 )
 
 _CHAT_GROUP = Group(

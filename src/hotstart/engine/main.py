@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 
+OPENMP_SPINS = "3000"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -70,7 +71,7 @@ def _calm_openmp() -> None:
     the default now 45, now 1600. Read when the library is loaded, so before torch.
     """
     if not any(name in os.environ for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")):
-        os.environ["GOMP_SPINCOUNT"] = "3000"
+        os.environ["GOMP_SPINCOUNT"] = OPENMP_SPINS
 
 
 def _start(fd: int, torch: TorchImport) -> None:
