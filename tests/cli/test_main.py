@@ -165,3 +165,9 @@ def test_help_and_version_stay_light() -> None:
     heavy = {"torch", "transformers", "asyncio", "logging", "numpy", "yaml", "ssl"}
     for words in (["--version"], ["--help"], ["serve", "--help"]):
         assert not heavy & modules_after(f"from hotstart.cli.main import main\nmain({words})")
+
+
+def test_bench_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["bench"], ["bench", "--help"]):
+        assert main(words) == 0
+        assert "--iterations" in capsys.readouterr().out

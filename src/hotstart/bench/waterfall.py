@@ -31,7 +31,7 @@ def require_pillow() -> None:
         import PIL  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "--png needs Pillow, which is not installed", advice="pip install 'hotstart[plot]'"
+            "--png needs Pillow, which is not installed", advice="Install it: pip install 'hotstart[plot]'"
         ) from None
 
 

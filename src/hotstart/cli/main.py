@@ -117,6 +117,8 @@ def _run(words: list[str]) -> int:
 
         _print(f"hotstart {__version__}")
         return 0
+    if words in (["bench"], ["bench", "--help"], ["bench", "-h"]):
+        return _help(["bench", "startup"])  # the only one of its kind so far
     for name, run in COMMANDS.items():
         parts = name.split()
         if words[: len(parts)] == parts:
