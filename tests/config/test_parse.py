@@ -277,3 +277,19 @@ def test_a_secret_without_a_value_is_not_shown_as_if_it_had_one() -> None:
 
 def test_a_beginning_of_very_many_flags_names_a_few() -> None:
     assert "more; expected more letters" in refusal("--no-")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--max-model-len", "99999999999999999999999"],
+        ["--kv-cache-memory-bytes", "99999999999999999999999g"],
+        ["--max-queued-requests", "99999999999999999999"],
+        ["--max-body-bytes", "99999999999t"],
+        ["--served-model-name", "a\udcff"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_values_beyond_64_bits_or_utf8_are_errors_of_the_command_line(words: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        parse_serve(["/model", *words], {})

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # Local checks take less than this. Importing the HTTP side at the same time would slow both down,
 # and a start that fails does not need it; a download takes longer, and its progress must be served.
 _CHECKS_ALONE_SECONDS = 0.4
+_FEW_FILES = 1024
 
 
 def run(parsed: Parsed) -> int:
@@ -117,6 +118,7 @@ class _Server:
         for note in self.notes:
             log.info("%s", note)
         _warn_loopback(config, listening[0])
+        _raise_file_limit()
         self.progress = Progress(self.timeline, screen=screen, enabled=config.log.use_tqdm_on_load)
         self.progress.start()
         import threading
@@ -299,6 +301,19 @@ def _version() -> str:
     from hotstart import __version__
 
     return __version__
+
+
+def _raise_file_limit() -> None:
+    """As many descriptors as are allowed: each connection takes one, and 1024 is a common default."""
+    import contextlib
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft < _FEW_FILES:
+        _log().warning("at most %d files and connections may be open (ulimit -n); more are refused", soft)
 
 
 def _warn_loopback(config: Config, listening: socket.socket) -> None:

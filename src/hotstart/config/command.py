@@ -92,6 +92,9 @@ class Command:
         Raises ``ConfigError``, or ``ProblemsFound`` with every problem there is, and
         :class:`HelpWanted`.
         """
+        for word in argv:
+            if not word.isascii() and any("\ud800" <= character <= "\udfff" for character in word):
+                raise ConfigError(f"{word!a} is no text in UTF-8", expected="names and values in UTF-8")
         return _Reading(self).run(list(argv))
 
     def complete(self, name: str) -> str | ConfigError:

@@ -85,6 +85,10 @@ class Switch(Kind):
         return value if isinstance(value, bool) else super().convert(value)
 
 
+_LARGEST = 2**62
+"""More bytes or tokens than any machine has, and less than what fits into 64 bits."""
+
+
 class Whole(Kind):
     """A whole number in a range; ``4k`` is 4 000 and ``4K`` is 4 096. ``words`` stand for numbers."""
 
@@ -106,7 +110,7 @@ class Whole(Kind):
             number = self._number(text)
         except OverflowError:
             raise ValueError from None
-        if number < self._low or (self._high is not None and number > self._high):
+        if number < self._low or number > (_LARGEST if self._high is None else self._high):
             raise ValueError
         return number
 

@@ -21,6 +21,7 @@ from hotstart.frontend.engine_client import EngineClient
 from hotstart.frontend.engine_writer import EngineWriter
 from hotstart.frontend.errors import ApiError
 from hotstart.frontend.gate import Gate
+from hotstart.frontend.http_protocol import HttpProtocol
 from hotstart.frontend.liveness import Liveness
 from hotstart.frontend.metrics import Metrics
 from hotstart.frontend.startup import Startup, State
@@ -225,7 +226,7 @@ class _HttpServer(uvicorn.Server):
             uvicorn.Config(
                 create_app(frontend),
                 loop="none",
-                http="httptools",
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -243,6 +244,11 @@ class _HttpServer(uvicorn.Server):
         try:
             self.config.load()
         except OSError as error:  # ssl.SSLError is one
+            if config.ssl_certfile is None and config.ssl_keyfile is None:
+                raise ConfigError(
+                    f"the HTTP server cannot be set up: {error.strerror or error}",
+                    advice="If files are short, raise the limit (ulimit -n)",
+                ) from None
             raise ConfigError(
                 f"--ssl-certfile {config.ssl_certfile} and --ssl-keyfile {config.ssl_keyfile} "
                 f"cannot be used: {error.strerror or error}",
