@@ -93,14 +93,7 @@ def observe(server: Server, *, memory: bool = False, idle_seconds: float = 0.0) 
     """
     with tempfile.TemporaryFile() as output:
         spawned = time.monotonic()
-        process = subprocess.Popen(
-            server.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=_die_with_parent,
-        )
+        process = _spawn(server, output)
         moments = _Moments()
         sampler = _PssSampler(process.pid) if memory else None
         try:
@@ -127,6 +120,17 @@ def observe(server: Server, *, memory: bool = False, idle_seconds: float = 0.0) 
             peak_pss=peak,
             idle_cpu=idle,
         )
+
+
+def _spawn(server: Server, output: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        server.argv,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        preexec_fn=_die_with_parent,
+    )
 
 
 _prctl = ctypes.CDLL(None).prctl
@@ -314,14 +318,7 @@ def free_port() -> int:
 def running(server: Server) -> Iterator[Target]:
     """A started and ready server, stopped on the way out: for benchmarks of serving."""
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            server.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=_die_with_parent,
-        )
+        process = _spawn(server, output)
         moments = _Moments()
         try:
             _, target = _wait(server, process, moments, output)
