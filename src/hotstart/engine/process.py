@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hotstart.config.cache_root import compiler_caches
 from hotstart.config.settings import decode
+from hotstart.engine.spare_time import SpareTime
 from hotstart.errors import EngineError, HotstartError, ProblemsFound
 from hotstart.messages import (
     AbortRequests,
@@ -47,11 +48,6 @@ if TYPE_CHECKING:
     from hotstart.engine.main import TorchImport
 
 _PROBE_ID = -1
-_DONE = object()
-_IDLE_BEFORE_CHORES = 0.5
-"""Seconds without a request before the engine does what it put off."""
-_BUSY_BEFORE_TUNING = 2.0
-"""Seconds after which tuning no longer waits for a pause: the first requests are not to pay for it."""
 _PROGRESS_EVERY = 0.1
 """Seconds between two progress events of the same phase."""
 
@@ -121,19 +117,9 @@ def _serve(link: Link, prepared: Prepared, built: Built, timeline: Timeline) -> 
             first_step=first,
         )
     )
-    tuning, tuned = built.tune(), False
-    tune_anyway = time.monotonic() + _BUSY_BEFORE_TUNING
-    chores = [built.weights.close, _load_generators, _freeze]
+    spare = SpareTime(built.tune(), (_freeze, _load_generators, built.weights.close), link.wait)
     while True:
-        if not tuned and (not engine.has_work or time.monotonic() > tune_anyway):
-            # One piece takes milliseconds; while requests come and go without a pause, one a step.
-            tuned = next(tuning, _DONE) is _DONE
-            if not engine.has_work:
-                _take(link, engine, block=False)
-                continue
-        if not engine.has_work and chores and not link.wait(_IDLE_BEFORE_CHORES):
-            chores.pop()()
-            continue
+        spare.use(busy=engine.has_work)
         _take(link, engine, block=not engine.has_work)
         output = engine.step()
         if output is not None:

@@ -24,6 +24,7 @@ from hotstart.frontend.gate import Gate
 from hotstart.frontend.http_protocol import HttpProtocol
 from hotstart.frontend.liveness import Liveness
 from hotstart.frontend.metrics import Metrics
+from hotstart.frontend.rehearsal import rehearse
 from hotstart.frontend.startup import Startup, State
 from hotstart.frontend.stats_log import StatsLog
 from hotstart.timeline import Timeline
@@ -133,8 +134,13 @@ class _Lifecycle:
     async def run(self) -> int:
         """Until the end; the exit code."""
         frontend, startup = self._frontend, self._frontend.startup
+        rehearsed = False
         while not self._serving.done():
             frontend.gate.update()
+            if not rehearsed and startup.checked is not None:
+                rehearsed = True
+                # Held requests, which the gate has just let in, go first.
+                self._loop.call_soon(rehearse, startup.checked.text.tokenizer)
             if startup.state is State.FAILED:
                 return self._failed()
             if self._engine_gone():
