@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 # and a start that fails does not need it; a download takes longer, and its progress must be served.
 _CHECKS_ALONE_SECONDS = 0.4
 _FEW_FILES = 1024
+_MANY_FILES = 1 << 20
+"""What Linux allows a process at most unless it is told otherwise (fs.nr_open in proc_sys_fs(5))."""
 
 
 def run(parsed: Parsed) -> int:
@@ -308,11 +310,15 @@ def _raise_file_limit() -> None:
     import contextlib
     import resource
 
+    unlimited = resource.RLIM_INFINITY
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # A soft limit above fs.nr_open is refused, and "unlimited" is above it.
+    wanted = _MANY_FILES if hard == unlimited else min(hard, _MANY_FILES)
+    if soft != unlimited and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if soft < _FEW_FILES:
+    if soft != unlimited and soft < _FEW_FILES:
         _log().warning("at most %d files and connections may be open (ulimit -n); more are refused", soft)
 
 
