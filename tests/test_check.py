@@ -17,7 +17,7 @@ import pytest
 
 import tiny_models
 from checkpoint_files import shard_name, weights, write_model, write_shard
-from hotstart.cli import check
+from hotstart.cli import bind, check
 from hotstart.cli.check import Report, fits_here, run_checks
 from hotstart.config.settings import CacheConfig, Config, DeviceConfig, HttpConfig, LoadConfig, ModelConfig
 from hotstart.engine.assemble import prepare, size_kv
@@ -227,6 +227,23 @@ def test_unix_socket_is_tried_and_leaves_nothing_behind(model: Path) -> None:
     report = run_checks(config, port=True)
     assert report.problems == []
     assert not (model / "server.sock").exists()
+
+
+def test_unix_socket_that_another_server_put_there_meanwhile_stays(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model / "server.sock"
+    url = bind.url
+    with socket.socket(socket.AF_UNIX) as other:
+
+        def overtaken(http: HttpConfig, listening: socket.socket) -> str:
+            path.unlink()
+            other.bind(str(path))
+            return url(http, listening)
+
+        monkeypatch.setattr(bind, "url", overtaken)
+        run_checks(Config(model=ModelConfig(model=str(model)), http=HttpConfig(uds=str(path))), port=True)
+        assert path.exists()
 
 
 UNPRIVILEGED = """

@@ -347,12 +347,13 @@ def fits_here(config: Config, report: Report) -> str:
 
 def _try_port(http: HttpConfig) -> str:
     """Listen for a moment, just as serve would. Raises ConfigError that names who holds the port."""
-    from hotstart.cli.bind import bind, url
+    from hotstart.cli.bind import UnixPath, bind, url
 
     shown = ""
     for listening in bind(http):
         with listening:
+            unix_path = UnixPath(http.uds) if http.uds is not None else None
             shown = url(http, listening)
-    if http.uds is not None:
-        os.unlink(http.uds)
+            if unix_path is not None:
+                unix_path.remove()
     return f"{shown} is free"
