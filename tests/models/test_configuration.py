@@ -83,7 +83,12 @@ def test_sliding_layers_need_a_window() -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "suggestion"),
-    [("LlamaForCausallm", "Did you mean 'LlamaForCausalLM'?"), ("BertModel", "")],
+    [
+        ("LlamaForCausallm", "Did you mean 'LlamaForCausalLM'?"),
+        ("BertModel", ""),
+        ("MambaForCausalLM", ""),
+        ("Qwen3MoeForCausalLM", ""),
+    ],
 )
 def test_unsupported_architecture_is_named_and_ours_are_listed(architecture: str, suggestion: str) -> None:
     with pytest.raises(ModelError) as error:

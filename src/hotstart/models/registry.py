@@ -7,7 +7,6 @@ from typing import Any, cast
 
 from hotstart.errors import ModelError
 from hotstart.models.base import Family
-from hotstart.models.fields import nearest
 
 # architecture → where its family is defined
 ARCHITECTURES: dict[str, str] = {
@@ -38,7 +37,7 @@ def family_for(config: dict[str, Any]) -> Family:
         raise ModelError(
             f"architecture {', '.join(named)} is not supported",
             expected=f"one of {ours}",
-            advice=nearest(named[0], list(ARCHITECTURES)),
+            advice=_other_spelling(named[0]),
         )
     quantization = config.get("quantization_config")
     if quantization:
@@ -50,6 +49,12 @@ def family_for(config: dict[str, Any]) -> Family:
         )
     module, _, attribute = ARCHITECTURES[name].partition(":")
     return cast("Family", getattr(import_module(module), attribute))
+
+
+def _other_spelling(name: str) -> str:
+    """Ours that differs in case only. Names that differ in a letter are other models: Mamba, Llama."""
+    match = next((ours for ours in ARCHITECTURES if ours.lower() == name.lower()), None)
+    return f"Did you mean {match!r}?" if match else ""
 
 
 def _from_model_type(config: dict[str, Any]) -> str:
