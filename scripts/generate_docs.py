@@ -10,7 +10,7 @@ PAGE = ROOT / "docs" / "flags.md"
 sys.path.insert(0, str(ROOT / "src"))
 
 from hotstart.config.flags import IMPLEMENTED, REFUSED, Flag, Group  # noqa: E402
-from hotstart.config.help import default_text, only_text  # noqa: E402
+from hotstart.config.help import default_text, only_text, only_values  # noqa: E402
 from hotstart.config.parse import API_KEY_VARIABLES  # noqa: E402
 from hotstart.config.table import MODEL, SERVE  # noqa: E402
 from hotstart.config.values import Switch  # noqa: E402
@@ -83,7 +83,7 @@ def _cells(row: Flag) -> list[str]:
         return [_names(row), row.because + only_text(row), row.instead]
     if row.verdict is not IMPLEMENTED:
         return [_names(row), row.because]
-    refusal = f"; others are refused: {row.because}" if row.only else ""
+    refusal = f"; others than {only_values(row)} are refused: {row.because}" if row.only else ""
     if row.reasons:
         refusal = f"; refused with the reason: {', '.join(row.reasons)}"
     default = default_text(row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -44,6 +45,30 @@ def test_help_with_a_word_also_shows_what_is_refused(capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert "refused: LoRA adapters are not supported" in out
     assert "--port" not in out
+
+
+def test_help_points_only_at_what_is_installed_and_names_no_refused_value(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["serve", "--help"])
+    out = capsys.readouterr().out
+    assert "docs/" not in out
+    assert "priority" not in out
+    hidden = re.search(r"(\d+) more flags known from vLLM", out)
+    assert hidden is not None
+    listed = ""
+    for topic in ("refused", "effect"):
+        assert f"--help={topic}" in out
+        main(["serve", f"--help={topic}"])
+        listed += capsys.readouterr().out
+    assert len(re.findall(r"(?:^  |, )--?[A-Za-z][\w-]*", listed, re.MULTILINE)) == int(hidden[1])
+
+
+def test_help_says_which_values_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["serve", "--help=tensor-parallel"])
+    assert "others than 1 are refused: this version runs one rank" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_no_line_of_help_is_wider_than_the_terminal(

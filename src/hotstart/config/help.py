@@ -24,15 +24,15 @@ def help_text(command: Command, topic: str = "", *, width: int | None = None) ->
         whole = word in group.title.lower()
         rows = [row for row in group.rows if whole or any(word in name for name in row.names)]
         shown = rows if topic else [row for row in rows if row.verdict is IMPLEMENTED]
-        hidden += len(rows) - len(shown)
+        hidden += sum(len(row.names) for row in rows if row not in shown)
         if shown:
             lines += [f"{group.title}:", *(line for row in shown for line in _row(row, width)), ""]
     if topic and not lines:
         return f"No flag or heading of `hotstart {command.name}` contains {topic!r}.\n"
     if hidden:
         more = (
-            f"{hidden} more rows of flags known from vLLM are refused or have no effect, each with its "
-            f"reason: `hotstart {command.name} --help=lora`, `--help=refused`, or docs/flags.md."
+            f"{hidden} more flags known from vLLM are refused or have no effect, each with its reason: "
+            f"`hotstart {command.name} --help=refused`, `--help=effect`, or --help= and a word of the name."
         )
         lines += textwrap.wrap(more, width)
     return "\n".join(lines).rstrip() + "\n"
@@ -58,7 +58,14 @@ def default_text(row: Flag) -> str:
 
 
 def only_text(row: Flag) -> str:
-    """``, but 1 is accepted`` for a row of which some values are not refused."""
+    """``, but 1 is accepted`` for a refused row of which some values are not."""
+    if not row.only:
+        return ""
+    return f", but {only_values(row)} {'is' if len(row.only) == 1 else 'are'} accepted"
+
+
+def only_values(row: Flag) -> str:
+    """The values that are not refused: ``auto and none``."""
     values = [
         " ".join(value)
         if isinstance(value, tuple)
@@ -67,9 +74,7 @@ def only_text(row: Flag) -> str:
         else f"{value}"
         for value in row.only
     ]
-    if not values:
-        return ""
-    return f", but {' and '.join(values)} {'is' if len(values) == 1 else 'are'} accepted"
+    return " and ".join(values)
 
 
 def _default(row: Flag) -> object:
@@ -119,6 +124,8 @@ def _row(row: Flag, width: int) -> list[str]:
         text = f"refused: {row.because}{only_text(row)}" + (f"; {row.instead}" if row.instead else "")
     elif isinstance(row.kind, Switch) and default == "on":
         text = f"turn off: {text}"
+    elif row.only:
+        text += f"; others than {only_values(row)} are refused: {row.because}"
     elif default and not isinstance(row.kind, Switch):
         text = f"{text} [{default}]"
     return _entry(left, text, width)

@@ -198,11 +198,9 @@ _MEMORY_GROUP = Group(
     flag(
         "--scheduling-policy",
         to="scheduler.scheduling_policy",
-        kind=Choice("fcfs", "priority"),
-        only=("fcfs",),
-        because="requests run in order of arrival",
-        instead="leave it out",
-        help="order of waiting requests",
+        kind=Choice("fcfs"),
+        reasons={"priority": ("requests run in order of arrival", "leave it out")},
+        help="order of waiting requests: fcfs, that of their arrival",
     ),
     flag(
         "--max-queued-requests",
@@ -372,13 +370,13 @@ _LOG_GROUP = Group(
         "--uvicorn-log-level",
         to="log.uvicorn_log_level",
         kind=Choice("critical", "error", "warning", "info", "debug", "trace"),
-        help="least severity of the HTTP library's own lines",
+        help="least severity of the HTTP library's own lines; from info on, one for each HTTP request too",
     ),
     flag(
         "--disable-uvicorn-access-log",
         "--disable-access-log",
         to="log.disable_uvicorn_access_log",
-        help="no line for each HTTP request",
+        help="no line for each HTTP request, with --uvicorn-log-level info or lower",
     ),
 )
 
