@@ -49,6 +49,8 @@ class Checkpoint(Struct, frozen=True):
     skipped: tuple[Skipped, ...] = ()
     index: str | None = None
     """Path of the index that chose the files, if one did."""
+    folder: Any = None
+    """The :class:`~hotstart.checkpoint.folder.Folder` that the files lie in; None: there are none."""
 
     @property
     def nbytes(self) -> int:

@@ -14,11 +14,11 @@ from msgspec import Struct
 
 from hotstart.checkpoint.base import Checkpoint, Skipped, TensorRef
 from hotstart.checkpoint.files import read_json
-from hotstart.checkpoint.refusals import no_directory, no_weights
-from hotstart.checkpoint.safetensors import Header, read_header
+from hotstart.checkpoint.folder import Folder, LocalFolder
+from hotstart.checkpoint.refusals import no_weights
+from hotstart.checkpoint.safetensors import Header
 from hotstart.checkpoint.wording import count, few
 from hotstart.errors import HotstartError, ModelError, raise_all
-from hotstart.storage.access import check_directory
 from hotstart.units import format_size
 
 INDEX = "model.safetensors.index.json"
@@ -31,23 +31,24 @@ _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 _IGNORE_INDEX = "pass --ignore-index to go by the files on disk"
 
 
-def open_checkpoint(path: str, *, ignore_index: bool = False) -> Checkpoint:
-    """Choose the weight files of a directory and read their headers.
+def open_checkpoint(place: Folder | str, *, ignore_index: bool = False) -> Checkpoint:
+    """Choose the weight files of a folder, or of the directory with this path, and read their headers.
 
     Raises ModelError for what is absent, damaged or contradictory (all files at fault are reported
     together), StorageError for what cannot be read.
     """
-    listing = _list(path)
+    folder = LocalFolder(place) if isinstance(place, str) else place
+    listing = _Listing(folder)
     chosen = _choose(listing, ignore_index)
-    absent = [name for name in chosen.names if not os.path.lexists(os.path.join(path, name))]
-    headers, problems = _read_headers(path, [name for name in chosen.names if name not in absent])
+    headers, absent, problems = _read_headers(folder, chosen.names)
     if absent:
         problems.insert(0, _absent_error(listing, chosen, absent))
     raise_all(problems)
     tensors = _merge(headers)
     _check_index(chosen, tensors)
     return Checkpoint(
-        path=path,
+        path=folder.path,
+        folder=folder,
         files=tuple(header.file for header in headers),
         tensors=tensors,
         skipped=_skipped(listing, chosen),
@@ -66,18 +67,46 @@ def describe(checkpoint: Checkpoint) -> list[str]:
     return lines
 
 
-class _Listing(Struct, frozen=True):
-    """Weight files and their sizes by name; ``others``: other formats, and copies in ``original/``."""
+class _Listing:
+    """The files of a folder; listed once, and of an object store only when something depends on it."""
 
-    path: str
-    names: list[str]
-    safetensors: dict[str, int]
-    others: dict[str, int]
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self.path = folder.path
+        self.known: dict[str, int] | None = folder.sizes() if isinstance(folder, LocalFolder) else None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file by name."""
+        if self.known is None:
+            self.known = self.folder.sizes()
+        return self.known
+
+    @property
+    def names(self) -> list[str]:
+        """Names in the folder itself."""
+        return [name for name in self.sizes if "/" not in name]
 
     @property
     def models(self) -> list[str]:
         """The safetensors files that may be the model."""
-        return sorted(name for name in self.safetensors if not name.startswith(("consolidated", "adapter_")))
+        return sorted(
+            name
+            for name in self.names
+            if name.endswith(".safetensors") and not name.startswith(("consolidated", "adapter_"))
+        )
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """Everything that may be weights: other formats too, and copies in ``original/``."""
+        kinds = (".safetensors", *PICKLES)
+        return {
+            name: size
+            for name, size in (self.known or {}).items()
+            if name.endswith(kinds if name.startswith("original/") else (*kinds, *OTHER_FORMATS))
+            and name != "training_args.bin"
+            and name.count("/") == name.startswith("original/")
+        }
 
 
 class _Chosen(Struct, frozen=True):
@@ -86,43 +115,17 @@ class _Chosen(Struct, frozen=True):
     weight_map: dict[str, str] = {}
 
 
-def _list(path: str) -> _Listing:
-    if not os.path.isdir(path):
-        raise no_directory(path)
-    check_directory(path)
-    listing = _Listing(path, [], {}, {})
-    with os.scandir(path) as entries:
-        for entry in entries:
-            listing.names.append(entry.name)
-            if entry.name.endswith(".safetensors"):
-                listing.safetensors[entry.name] = _size(entry)
-            elif entry.name == "original" and entry.is_dir():
-                with os.scandir(entry.path) as copies:
-                    weights = [c for c in copies if c.name.endswith((".safetensors", *PICKLES))]
-                    listing.others.update((f"original/{copy.name}", _size(copy)) for copy in weights)
-            elif entry.name.endswith((*PICKLES, *OTHER_FORMATS)) and entry.name != "training_args.bin":
-                listing.others[entry.name] = _size(entry)
-    return listing
-
-
-def _size(entry: os.DirEntry[str]) -> int:
-    try:
-        return entry.stat().st_size
-    except OSError:
-        return 0  # a dangling link: reading it gives the error that says so
-
-
 def _choose(listing: _Listing, ignore_index: bool) -> _Chosen:
     """The rule of the module's docstring; names of absent files are among the result."""
-    if INDEX in listing.names and not ignore_index:
-        index = os.path.join(listing.path, INDEX)
+    index = os.path.join(listing.folder.small_files, INDEX)
+    if os.path.lexists(index) and not ignore_index:
         weight_map = _read_index(index)
         return _Chosen(sorted(set(weight_map.values())), index, weight_map)
     models = listing.models
     if SINGLE in models:
         return _Chosen([SINGLE])
     if not models:
-        raise no_weights(listing.path, listing.names, [*listing.safetensors, *listing.others])
+        raise no_weights(listing.path, listing.names, list(listing.weights))
     numbered = [match for match in map(_NUMBERED.fullmatch, models) if match]
     expected = {
         f"{prefix}-{number:05}-of-{total}.safetensors"
@@ -159,24 +162,29 @@ def _read_index(path: str) -> dict[str, str]:
     return weight_map
 
 
-def _read_headers(path: str, names: list[str]) -> tuple[list[Header], list[HotstartError]]:
-    """Headers, and the problems of the files that have none; several at once, for distant storage."""
+def _read_headers(
+    folder: Folder, names: list[str]
+) -> tuple[list[Header], list[str], list[HotstartError]]:
+    """Headers, names of absent files, and the problems of damaged ones; several at once, for distant storage."""
 
-    def read(file: int) -> Header | HotstartError:
+    def read(file: int) -> Header | HotstartError | None:
         try:
-            return read_header(os.path.join(path, names[file]), file)
+            return folder.header(names[file], file)
         except HotstartError as error:
             return error
 
-    if len(names) <= 4:
+    if len(names) <= 4 and isinstance(folder, LocalFolder):
         results = [read(file) for file in range(len(names))]
     else:
         from concurrent.futures import ThreadPoolExecutor
 
-        with ThreadPoolExecutor(8) as pool:
+        with ThreadPoolExecutor(8 if isinstance(folder, LocalFolder) else 32) as pool:
             results = list(pool.map(read, range(len(names))))
-    headers = [result for result in results if isinstance(result, Header)]
-    return headers, [result for result in results if isinstance(result, HotstartError)]
+    return (
+        [result for result in results if isinstance(result, Header)],
+        [name for name, result in zip(names, results, strict=True) if result is None],
+        [result for result in results if isinstance(result, HotstartError)],
+    )
 
 
 def _merge(headers: list[Header]) -> dict[str, TensorRef]:
@@ -204,7 +212,7 @@ def _absent_error(listing: _Listing, chosen: _Chosen, absent: list[str]) -> Mode
             expected="every file that the names of the others announce",
             advice="Copy or download the absent files",
         )
-    headers, _ = _read_headers(listing.path, listing.models)
+    headers, _, _ = _read_headers(listing.folder, listing.models)
     stored = {ref.name for header in headers for ref in header.tensors}
     held = len(stored & chosen.weight_map.keys())
     complete = held == len(chosen.weight_map)
@@ -259,7 +267,7 @@ def _skipped(listing: _Listing, chosen: _Chosen) -> tuple[Skipped, ...]:
             return "pickled weights are never loaded"
         return "another format" if name.endswith(OTHER_FORMATS) else by
 
-    sizes = {**listing.safetensors, **listing.others}
+    sizes = listing.weights
     return tuple(
         Skipped(name, sizes[name], reason(name)) for name in sorted(sizes) if name not in chosen.names
     )

@@ -63,7 +63,7 @@ def read_header(path: str, file: int = 0) -> Header:
         if not stat.S_ISREG(status.st_mode):
             raise ModelError(f"{path} is {_kind(status.st_mode)}", expected="a safetensors file")
         head = os.pread(fd, MAX_STUB if status.st_size <= MAX_STUB else 8, 0)
-        length = _header_length(path, head, status.st_size)
+        length = header_length(path, head, status.st_size)
         text = read_exactly(fd, length, 8)
     except OSError as error:
         if isinstance(error, HotstartError):
@@ -199,7 +199,7 @@ def _check_ranges(path: str, tensors: list[TensorRef], data_start: int) -> int:
     return end
 
 
-def _header_length(path: str, head: bytes, size: int) -> int:
+def header_length(path: str, head: bytes, size: int) -> int:
     if (stub := stub_error(path, head)) is not None:
         raise stub
     if size < 8:

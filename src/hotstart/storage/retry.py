@@ -1,0 +1,71 @@
+"""When to ask again: after what, how soon, and until when.
+
+A transient error never ends a start and a lasting one does, with its cause. The bound is progress,
+not the number of attempts: storage that is slow but moves is asked for as long as it takes.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from hotstart.storage.source import Cancel, ReadCancelled
+
+TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504, 509, 598, 599})
+"""Status codes that may be gone a moment later."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
+_LOOK = 0.25
+"""Seconds between two looks at cancellation while waiting."""
+
+
+class TransientError(OSError):
+    """An answer that may be another one soon. ``retry_after``: seconds that the server asked for."""
+
+    def __init__(self, text: str, retry_after: float | None = None) -> None:
+        super().__init__(text)
+        self.retry_after = retry_after
+
+
+class Persistence:
+    """The attempts of one read. ``patience``: seconds without a byte after which it is given up."""
+
+    def __init__(
+        self,
+        patience: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.failures = 0
+        self._patience = patience
+        self._clock = clock
+        self._sleep = sleep
+        self._last_progress = clock()
+        self._pause = _FIRST_PAUSE
+
+    @property
+    def stuck(self) -> float:
+        """Seconds since the last byte."""
+        return self._clock() - self._last_progress
+
+    def progressed(self) -> None:
+        """Bytes arrived."""
+        self._last_progress = self._clock()
+        self._pause = _FIRST_PAUSE
+
+    def failed(self, error: OSError, cancel: Cancel) -> None:
+        """Wait before the next attempt. Raises ``error`` when patience is at its end, or ReadCancelled."""
+        self.failures += 1
+        left = self._patience - self.stuck
+        if left <= 0:
+            raise error
+        asked = error.retry_after if isinstance(error, TransientError) else None
+        # Full jitter: clients that failed together must not come back together.
+        pause = self._pause * random.uniform(0.5, 1.0) if asked is None else asked
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        until = self._clock() + min(pause, left)
+        while (rest := until - self._clock()) > 0:
+            if cancel.is_set():
+                raise ReadCancelled("waiting for another attempt")
+            self._sleep(min(rest, _LOOK))
