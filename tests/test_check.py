@@ -79,7 +79,32 @@ def test_command_prints_one_line_for_each_check_and_returns_zero(
     assert lines[-1].startswith("ready to be served")
     names = [line.split()[1] for line in lines[2:-2]]
     assert names[:2] == ["model", "storage"]
+    assert names[-1] == "cache"
     assert {"config", "weights", "tensors", "dtype", "text", "device", "port"} <= set(names)
+
+
+def test_cache_that_cannot_be_written_is_a_warning(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    config = Config(
+        model=ModelConfig(model=str(model)),
+        http=HttpConfig(host="127.0.0.1", port=free_port()),
+        cache_root=str(tmp_path / "file" / "cache"),
+    )
+    assert check.main(config) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.split()[1:2] == ["cache"]]
+    assert line.startswith("  warn")
+    assert "cannot be written (Not a directory)" in line
+
+
+@pytest.mark.parametrize(("kind", "name"), [("docker", "restart"), ("", "reboot")])
+def test_what_a_mount_must_outlast_is_named_for_the_place(
+    kind: str, name: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "container", lambda: kind)
+    names = {finding.name for finding in checked(model).findings}
+    assert names & {"restart", "reboot"} == {name}
 
 
 def test_all_problems_are_found_at_once(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,3 +104,18 @@ def test_colour_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, log = written(Terminal())
     log.warning("careful")
     assert "\x1b" not in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("library", "ours"),
+    [("uvicorn.error", "hotstart.http"), ("uvicorn.access", "hotstart.access"), ("asyncio", "asyncio")],
+)
+def test_lines_of_the_http_library_bear_our_names(library: str, ours: str) -> None:
+    for log_format in ("json", "text"):
+        stream, _ = written(log_format=log_format, uvicorn_log_level="info")
+        logging.getLogger(library).warning("seen")
+        line = stream.getvalue()
+        if log_format == "json":
+            assert json.loads(line)["logger"] == ours
+        else:
+            assert line.endswith(f" {ours.removeprefix('hotstart.')}: seen\n")

@@ -68,6 +68,12 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
     assert set(parse(tmp_path, "# nothing\n", "/m")) == {"model.model", "model.served_model_name"}
 
 
+GROWING = "hf-overrides:\n" + "".join(
+    f"  {name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefghij", "bcdefghijk", strict=False)
+)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -80,9 +86,23 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ("hf-overrides: 7\n", "JSON object"),
         ("enable-lora: true\n", "--enable-lora is refused"),
         ("port: 1\nport: 2\n", "second time"),
+        ("{port: 1, port: 2}\n", "second time"),
+        (
+            "enforce-eager: true\nno-enforce-eager: true\n",
+            "serve.yaml line 2: no-enforce-eager sets what enforce-eager in line 1 sets",
+        ),
+        ("max-num-seqs: 1\nmax_num_seqs: 2\n", "max_num_seqs sets what max-num-seqs in line 1 sets"),
+        ("max-num-queued-reqs: 1\nmax-queued-requests: 2\n", "sets what max-num-queued-reqs in line 1"),
         ("config: other.yaml\n", "further file"),
         ("- port\n", "no mapping"),
         ("port: [1\n", "no valid YAML"),
+        ("port: 1\nhost: a\0b\n", "no valid YAML: unacceptable character"),
+        ('host: "\\ud800"\n', "line 1: an escape names half of a character"),
+        ("\nport: 2020-13-45\n", "no valid YAML: line 2: month must be in 1..12"),
+        ("port: !!timestamp x\n", "line 1: a value does not fit its tag"),
+        ("hf-overrides: {x: 2020-01-01}\n", "line 1: a date is no value of a flag"),
+        ("api-key: !!binary c2VjcmV0\n", "line 1: a bytes is no value of a flag"),
+        ("a: &a [x, x, x, x]\n" + GROWING, "its aliases grow too large"),
         ("port: !!python/object/apply:os.system [true]\n", "no valid YAML"),
     ],
 )
@@ -93,6 +113,10 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, reason:
 def test_an_absent_file_is_named() -> None:
     with pytest.raises(HotstartError, match=r"/no/such\.yaml cannot be read: No such file"):
         parse_serve(["/m", "--config", "/no/such.yaml"], {})
+
+
+def test_a_key_never_reaches_an_error(tmp_path: Path) -> None:
+    assert "secret" not in refusal(tmp_path, "api-key: [secret\nport: 1\n")
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:

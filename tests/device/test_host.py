@@ -26,6 +26,12 @@ def test_without_a_cgroup_limit_the_machine_is_the_limit(tmp_path: Path) -> None
     assert host.memory(tree(tmp_path, {})) == host.HostMemory(16 * GIB, "machine", 12 * GIB)
 
 
+def test_without_proc_the_memory_is_that_of_the_machine(tmp_path: Path) -> None:
+    found = host.memory(str(tmp_path))
+    assert 0 < found.available <= found.limit
+    assert found.limited_by == "machine; no /proc tells the limit of a container"
+
+
 def test_the_tightest_group_on_the_path_sets_the_limit(tmp_path: Path) -> None:
     root = tree(
         tmp_path,

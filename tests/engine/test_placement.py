@@ -111,6 +111,32 @@ def test_memory_counts_as_free_what_our_own_engine_holds(
     assert free == 35 * GB
 
 
+def test_engine_and_check_count_the_same_memory_as_free(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = FakeDevice(total=40 * GB, holders=[Holder(1, "another", 5 * GB)], context=GB // 2)
+    monkeypatch.setattr(placement, "open_device", lambda choice: gpu)
+    monkeypatch.setattr(nvml, "holders", lambda uuid: gpu.holders())
+    found = prepared(tiny_model())
+    of_check = CudaPlacement(DeviceChoice(gpu.info, "a test")).memory().free
+    engine = on_gpu(found, gpu)
+    engine.weights(found, lambda done: None)
+    assert gpu.memory().free == 34.5 * GB
+    assert engine.memory().free == of_check == 35 * GB
+
+
+def test_memory_that_the_process_held_before_is_not_free(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = FakeDevice(total=40 * GB, holders=[Holder(1, "another", 5 * GB)], context=GB)
+    gpu.attach()
+    monkeypatch.setattr(placement, "open_device", lambda choice: gpu)
+    found = prepared(tiny_model())
+    engine = on_gpu(found, gpu)
+    engine.weights(found, lambda done: None)
+    assert engine.memory().free == 34 * GB
+
+
 def test_size_of_the_cache_does_not_depend_on_what_has_been_read(
     tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import queue
 import socket
@@ -15,6 +14,7 @@ import httpx
 import msgspec
 import pytest
 import tokenizers
+import uvloop
 
 from hotstart.checkpoint.base import ModelFiles
 from hotstart.config.settings import Config, HttpConfig, LogConfig, ModelConfig, SchedulerConfig
@@ -246,7 +246,7 @@ class running_servers:
 
         def run() -> None:
             running.codes.append(
-                asyncio.run(serve(config, [listener], EngineWriter(ours), running.timeline, running.startup))
+                uvloop.run(serve(config, [listener], EngineWriter(ours), running.timeline, running.startup))
             )
 
         running.thread = threading.Thread(target=run, daemon=True)

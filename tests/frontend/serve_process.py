@@ -1,6 +1,6 @@
 """A frontend on inherited sockets: ``serve_process.py LISTENER ENGINE MODEL_DIR SHUTDOWN_TIMEOUT``.
 
-Prints each state of the start on a line.
+Prints each state of the start on a line, and logs to stderr as JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import sys
 import uvloop
 
 from hotstart.checkpoint.base import ModelFiles
-from hotstart.config.settings import Config, HttpConfig, ModelConfig
+from hotstart.cli import logs
+from hotstart.config.settings import Config, HttpConfig, LogConfig, ModelConfig
 from hotstart.frontend.engine_writer import EngineWriter
 from hotstart.frontend.server import serve
 from hotstart.frontend.start import load_text
@@ -20,6 +21,7 @@ from hotstart.timeline import Timeline
 
 
 def main(listener: str, engine: str, model_dir: str, timeout: str) -> int:
+    logs.setup(LogConfig(log_format="json"))
     config = Config(
         model=ModelConfig(model="tiny", served_model_name=("tiny",)),
         http=HttpConfig(shutdown_timeout=float(timeout)),

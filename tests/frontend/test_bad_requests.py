@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -222,10 +223,19 @@ def test_more_tokens_than_the_context_has_are_refused_with_the_numbers(server: R
     assert f"{CONTEXT + 10} tokens (10 in the input, {CONTEXT} in the output)" in error["message"]
 
 
-def test_a_huge_prompt_is_refused_without_encoding_it(server: Running) -> None:
-    assert (
-        "maximum context length" in refusal(server, "/v1/completions", {"prompt": "x" * 2_000_000})["message"]
-    )
+@pytest.mark.parametrize(
+    ("path", "param", "body"),
+    [
+        ("/v1/completions", "prompt", {"prompt": "x" * 2_000_000}),
+        ("/v1/chat/completions", "messages", {"messages": [{"role": "user", "content": "x" * 2_000_000}]}),
+    ],
+)
+def test_a_huge_prompt_is_refused_without_encoding_it(
+    server: Running, path: str, param: str, body: dict[str, object]
+) -> None:
+    error = refusal(server, path, body)
+    assert re.search(r"maximum context length is 64 tokens.*has at least \d+ input tokens", error["message"])
+    assert error["param"] == param
 
 
 def test_an_unknown_model_is_not_found(server: Running) -> None:

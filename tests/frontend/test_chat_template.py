@@ -131,6 +131,12 @@ def test_a_template_file_that_is_absent_is_a_configuration_error(files: ModelFil
         load_text(files, config)
 
 
+def test_a_template_file_without_an_end_is_a_configuration_error(files: ModelFiles) -> None:
+    config = Config(model=ModelConfig(model="tiny", chat_template="/dev/zero"))
+    with pytest.raises(ConfigError, match="--chat-template /dev/zero cannot be read: it does not end"):
+        load_text(files, config)
+
+
 def test_all_problems_of_the_text_side_are_reported_together(files: ModelFiles) -> None:
     broken = msgspec.structs.replace(files, tokenizer_json=None, chat_template="{% if %}")
     with pytest.raises(HotstartError, match=r"no tokenizer in .* is broken at line 1"):

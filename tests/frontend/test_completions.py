@@ -133,6 +133,18 @@ def test_logprobs_list_every_token_with_the_best_beside_it(server: Running) -> N
     assert logprobs["top_logprobs"] == [{name(token + 1): -1.0, name(token + 2): -2.0, " fox": -0.5}]
 
 
+def test_tokens_within_a_character_are_spelled_as_bytes_and_keep_apart(server: Running) -> None:
+    # Every byte of this vocabulary is a token; the script makes the two that follow the best beside it.
+    fox = server.ids("🦊")
+    server.engine.answer_with([*fox, *server.ids("!")])
+    choice = post(server, logprobs=2)["choices"][0]
+    assert choice["text"] == "🦊!"
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == ["bytes:\\xf0", "bytes:\\x9f", "bytes:\\xa6", "bytes:\\x8a", "!"]
+    assert logprobs["text_offset"] == [0, 0, 0, 0, 1]
+    assert set(logprobs["top_logprobs"][0]) == {"bytes:\\xf0", "bytes:\\xf1", "bytes:\\xf2"}
+
+
 def test_echoed_prompts_have_logprobs_too(server: Running) -> None:
     server.engine.answer_with(server.ids(" fox"))
     logprobs = post(server, logprobs=1, echo=True)["choices"][0]["logprobs"]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 from urllib.parse import urlsplit
 
 import pytest
 
+from hotstart.frontend import http_protocol
 from hotstart.frontend.http_protocol import MAX_HEADER_BYTES, MAX_PIPELINED
+from hotstart.messages import FinishReason
 
 from .conftest import Running
 from .fake_engine import PATIENCE
@@ -77,3 +80,79 @@ def test_an_absurd_content_length_is_refused(server: Running) -> None:
             b"Content-Length: " + b"0" * 5000 + b"2\r\n\r\n{}"
         )
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400")
+
+
+def ask(server: Running, *, stream: bool, version: bytes = b"1.1") -> socket.socket:
+    """A request on a connection of its own, whose sending half is still open."""
+    connection = connect(server)
+    body = json.dumps({"prompt": "the", "max_tokens": 2, "stream": stream}).encode()
+    connection.sendall(
+        b"POST /v1/completions HTTP/%s\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (version, len(body), body)
+    )
+    return connection
+
+
+def answer_on(connection: socket.socket) -> bytes:
+    """The body of the next answer, to its end."""
+    response = http.client.HTTPResponse(connection)
+    response.begin()
+    assert response.status == 200
+    return response.read()
+
+
+def test_a_client_that_closes_its_sending_half_is_answered(server: Running) -> None:
+    with ask(server, stream=False) as connection:
+        request = server.engine.next_request()
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        server.engine.step([(request.id, 5, FinishReason.LENGTH)])
+        assert json.loads(answer_on(connection))["choices"][0]["finish_reason"] == "length"
+        assert closed(connection)
+
+
+def test_a_stream_goes_on_when_its_client_closes_the_sending_half(server: Running) -> None:
+    with ask(server, stream=True) as connection:
+        request = server.engine.next_request()
+        server.engine.step([(request.id, server.ids(" fox")[0], FinishReason.RUNNING)])
+        seen = b""
+        while b"fox" not in seen:
+            seen += connection.recv(1 << 16)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1 << 16) == b"3\r\n:\n\n\r\n"
+        server.engine.step([(request.id, server.ids(" dog")[0], FinishReason.LENGTH)])
+        rest = b""
+        while part := connection.recv(1 << 16):
+            rest += part
+    assert b'" dog"' in rest
+    assert b"data: [DONE]" in rest
+
+
+def test_a_client_that_leaves_between_two_tokens_frees_its_request(server: Running) -> None:
+    with ask(server, stream=True) as connection:
+        request = server.engine.next_request()
+        server.engine.step([(request.id, server.ids(" fox")[0], FinishReason.RUNNING)])
+        seen = b""
+        while b"fox" not in seen:
+            seen += connection.recv(1 << 16)
+    assert server.engine.next_abort() == [request.id]
+
+
+def test_a_client_that_half_closes_and_then_leaves_frees_its_request(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As behind a relay, which learns that its client is gone when it is told something.
+    monkeypatch.setattr(http_protocol, "_PROBE_SECONDS", 0.01)
+    with ask(server, stream=False) as connection:
+        request = server.engine.next_request()
+        connection.shutdown(socket.SHUT_WR)
+        assert b"100 Continue" in connection.recv(1 << 16)
+    assert server.engine.next_abort() == [request.id]
+
+
+def test_the_end_of_what_an_http_1_0_client_sends_is_the_end_of_the_connection(server: Running) -> None:
+    with ask(server, stream=False, version=b"1.0") as connection:
+        request = server.engine.next_request()
+        connection.shutdown(socket.SHUT_WR)
+        assert server.engine.next_abort() == [request.id]
+        assert connection.recv(1 << 16) == b""

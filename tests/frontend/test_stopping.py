@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -91,8 +93,15 @@ class Served:
     def __init__(self, process: subprocess.Popen[str], engine: FakeEngine, port: int) -> None:
         self.process = process
         self.engine = engine
+        self.port = port
         self.running = Running.__new__(Running)
         self.running.url = f"http://127.0.0.1:{port}"
+
+    def log_line(self) -> str:
+        """The message of the next one."""
+        assert self.process.stderr is not None
+        message: str = json.loads(self.process.stderr.readline())["message"]
+        return message
 
     def health(self) -> int:
         with httpx.Client(trust_env=False, timeout=PATIENCE) as client:
@@ -115,6 +124,7 @@ def served(model_dir: Path, *, ready: bool = True, timeout: float = 30.0) -> Ite
         ],
         pass_fds=passed,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
@@ -131,8 +141,9 @@ def served(model_dir: Path, *, ready: bool = True, timeout: float = 30.0) -> Ite
     finally:
         process.kill()
         process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
         engine.close()
 
 
@@ -140,6 +151,55 @@ def test_sigterm_when_idle_exits_with_0(model_dir: Path) -> None:
     with served(model_dir) as server:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE) == 0
+
+
+def test_an_idle_server_says_that_it_stops_and_how_it_ended(model_dir: Path) -> None:
+    with served(model_dir) as server:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.log_line() == "stopping on SIGTERM: no request runs"
+        assert server.log_line() == "stopped, exit code 0"
+
+
+def test_a_busy_server_says_what_it_waits_for(model_dir: Path) -> None:
+    with served(model_dir) as server:
+        server.running.ask("/v1/completions", prompt="the")
+        request = server.engine.next_request()
+        server.process.send_signal(signal.SIGINT)
+        said = "stopping on SIGINT: requests that run may finish within 30 s: 1"
+        assert server.log_line() == said
+        server.engine.step([(request.id, 5, LENGTH)])
+        assert server.log_line() == "stopped, exit code 0"
+
+
+def test_a_server_that_is_stopped_while_it_loads_says_so(model_dir: Path) -> None:
+    with served(model_dir, ready=False) as server:
+        assert server.health() == 503
+        server.process.send_signal(signal.SIGTERM)
+        assert server.log_line() == "stopping on SIGTERM: the model was still loading"
+        assert server.log_line() == "stopped, exit code 143"
+
+
+def test_a_server_short_of_descriptors_refuses_connections_says_so_and_goes_on(model_dir: Path) -> None:
+    with served(model_dir) as server:
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (64, 64))
+
+        def health(connection: socket.socket) -> bytes:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            return connection.recv(1 << 16)
+
+        def connect() -> socket.socket:
+            return socket.create_connection(("127.0.0.1", server.port), PATIENCE)
+
+        with contextlib.ExitStack() as idle:
+            while (answer := health(idle.enter_context(connect()))).startswith(b"HTTP/1.1 200"):
+                pass
+            assert b"Too many connections" in answer
+            assert "ulimit -n" in server.log_line()
+            assert b"Too many connections" in health(idle.enter_context(connect()))
+        while server.health() != 200:
+            pass
+        server.process.send_signal(signal.SIGTERM)
+        assert server.log_line().startswith("stopping"), "one line for all that were refused"
 
 
 def test_sigterm_lets_running_requests_finish_and_admits_no_more(model_dir: Path) -> None:

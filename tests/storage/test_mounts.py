@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hotstart.errors import ModelError, StorageError
-from hotstart.storage.mounts import Mount, check_expected, mount_of, mounts
+from hotstart.storage.mounts import Mount, check_expected, container, mount_of, mounts
 from hotstart.storage.reboot import after_reboot, unit_name
 
 MEMORY = "/dev/shm"
@@ -82,6 +82,34 @@ def test_model_beside_the_expected_mount(in_memory: str, tmp_path: Path) -> None
         check_expected(MEMORY, str(tmp_path))
 
 
+def test_every_refusal_of_an_expected_mount_says_what_to_do(in_memory: str, tmp_path: Path) -> None:
+    for expectation, model in (
+        (str(tmp_path), str(tmp_path)),
+        (str(tmp_path / "gone"), str(tmp_path)),
+        (f"{MEMORY}:nfs", in_memory),
+        (MEMORY, str(tmp_path)),
+    ):
+        with pytest.raises(StorageError) as error:
+            check_expected(expectation, model)
+        assert error.value.advice, expectation
+
+
+@pytest.mark.parametrize(
+    ("environ", "kind"),
+    [
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "container": "oci"}, "kubernetes"),
+        ({"container": "lxc"}, "lxc"),
+    ],
+)
+def test_container_is_named_by_what_runs_it(
+    environ: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("os.path.exists", lambda path: False)
+    assert container() == kind
+
+
 @pytest.fixture
 def system(tmp_path: Path) -> Path:
     """A root directory with etc/."""
@@ -148,7 +176,8 @@ def test_automount_brings_it_back(system: Path) -> None:
         (mount("/models", root="/p/volumes/kubernetes.io~empty-dir/x"), "kubernetes", False, "emptyDir"),
         (mount("/models"), "container", True, "container's runtime"),
         (mount("/", "overlay"), "container", False, "container's own layer"),
-        (mount("/models", "tmpfs"), "", False, "is in memory"),
+        (mount("/models", "tmpfs"), "", False, "gone after a reboot"),
+        (mount("/models", "tmpfs"), "docker", False, "gone after a restart"),
         (mount("/"), "", True, "root file system"),
     ],
 )

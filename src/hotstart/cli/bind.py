@@ -162,10 +162,12 @@ def _holder(port: int) -> str:
                 fields = line.split()
                 if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
                     inodes.add(f"socket:[{fields[9]}]")
+    if not inodes:
+        return ""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             for fd in os.listdir(f"/proc/{pid}/fd"):
                 if os.readlink(f"/proc/{pid}/fd/{fd}") in inodes:
-                    with open(f"/proc/{pid}/comm") as file:
+                    with open(f"/proc/{pid}/comm", errors="replace") as file:
                         return f"{file.read().strip()} (pid {pid})"
     return ""

@@ -23,7 +23,7 @@ from hotstart.checkpoint.wording import count
 from hotstart.errors import HotstartError, ProblemsFound, raise_all
 from hotstart.loading.options import LoaderOptions
 from hotstart.storage.access import check_directory, who
-from hotstart.storage.mounts import Mount, check_expected, mount_of
+from hotstart.storage.mounts import Mount, check_expected, container, mount_of
 from hotstart.storage.reboot import after_reboot
 from hotstart.storage.residency import resident_fraction
 from hotstart.units import format_size
@@ -155,6 +155,7 @@ def run_checks(
 def main(config: Config) -> int:
     """Print the report; returns 0, or the lowest exit code of the problems."""
     report = run_checks(config, device=fits_here, port=True)
+    _check_cache(config, report)
     print(render(report, config.model.model))
     sys.stdout.flush()
     return ProblemsFound(report.problems).exit_code if report.problems else 0
@@ -204,11 +205,17 @@ def _check_place(report: Report) -> None:
     with report.check("storage"):
         report.mount = mount_of(report.path)
         if report.mount is None:
-            report.warn("storage", "this system does not tell what is mounted (no /proc/self/mountinfo)")
+            report.warn(
+                "storage",
+                "/proc cannot be read: what the model lies on, whether that comes back after a reboot, and "
+                "the limits of a container are unknown; mount it (mount -t proc proc /proc)",
+            )
             return
         report.ok("storage", report.mount.describe())
-        persistence = after_reboot(report.mount)
-        (report.ok if persistence.sure else report.warn)("reboot", persistence.text)
+        inside = container()
+        persistence = after_reboot(report.mount, inside=inside)
+        name = "restart" if inside else "reboot"  # what a container goes through
+        (report.ok if persistence.sure else report.warn)(name, persistence.text)
 
 
 def _check_config(config: Config, report: Report) -> None:
@@ -290,6 +297,14 @@ def _check_text(config: Config, report: Report) -> None:
             report.ok(
                 "text", f"tokenizer and chat template ({report.files.chat_template_source or 'as given'})"
             )
+
+
+def _check_cache(config: Config, report: Report) -> None:
+    """Serve says the same by itself: it needs the place before it checks."""
+    from hotstart.config import cache_root
+
+    root = cache_root.resolve(config.cache_root or None, os.environ)
+    (report.ok if root.writable else report.warn)("cache", root.reason)
 
 
 def _page_cache(report: Report) -> str:

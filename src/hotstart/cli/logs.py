@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 _COLOURS = {"DEBUG": "\x1b[2m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[31m"}
 _RESET = "\x1b[0m"
+_OUR_NAMES = {
+    "uvicorn": "hotstart.http",
+    "uvicorn.error": "hotstart.http",
+    "uvicorn.access": "hotstart.access",
+}
+"""The HTTP library's loggers as readers of the log know them; its ``error`` logs what is no error."""
 
 
 class Stream(Protocol):
@@ -69,7 +75,7 @@ class TextFormatter(logging.Formatter):
         """One record, and its traceback on lines of its own."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "WARN" if record.levelname == "WARNING" else record.levelname
-        name = record.name.removeprefix("hotstart.")
+        name = _name(record).removeprefix("hotstart.")
         text = f"{clock}.{int(record.msecs):03d} {level:<5} {name}: {record.getMessage()}"
         if request := getattr(record, "request_id", ""):
             text += f" [{request}]"
@@ -89,7 +95,11 @@ class JsonFormatter(logging.Formatter):
             also["request_id"] = request
         if record.exc_info:
             also["traceback"] = self.formatException(record.exc_info)
-        return json_line(record.levelname.lower(), record.getMessage(), record.name, record.created, **also)
+        return json_line(record.levelname.lower(), record.getMessage(), _name(record), record.created, **also)
+
+
+def _name(record: logging.LogRecord) -> str:
+    return _OUR_NAMES.get(record.name, record.name)
 
 
 def json_line(

@@ -1,7 +1,7 @@
 """The door: find the command, import only that, print errors as people read them.
 
-Exit codes: 0; 1 a defect; 2 to 6 as in :mod:`hotstart.errors`; 130 after Ctrl-C. What ``serve``
-returns after signals is its own affair.
+Exit codes: 0; 1 a defect; 2 to 6 as in :mod:`hotstart.errors`, the lowest when several problems are
+found; 130 after Ctrl-C. What ``serve`` returns after signals is its own affair.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ _PROBE_BYTES = 64 * 1024
 """Enough that a full disk shows, little enough to cost nothing."""
 
 _COST = (
-    "this start goes on without caches: nothing is remembered for the next one, "
-    "so kernels are compiled and memory is measured anew each time"
+    "this start goes on without caches: downloads from the hub, and kernels where a GPU compiles any, "
+    "go where their libraries put them by default; nothing else is lost"
 )
 
 

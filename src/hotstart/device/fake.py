@@ -6,6 +6,7 @@ early loads wrong bytes here as it would there. Free memory can be scripted; any
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -19,7 +20,8 @@ class FakeDevice(CpuDevice):
     """``free`` scripts successive answers of :meth:`memory`; the last one stays.
 
     ``fail`` maps a method's name to the number of its call (from 1) that raises DeviceError.
-    ``calls`` records ``(method, arguments…)`` of copies and events.
+    ``calls`` records ``(method, arguments…)`` of copies and events. ``holders`` are other processes;
+    ``context`` is what ours takes in bytes from the first :meth:`attach` on.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class FakeDevice(CpuDevice):
         free: Iterable[int] = (),
         fail: dict[str, int] | None = None,
         holders: Iterable[Holder] = (),
+        context: int = 0,
         capability: tuple[int, int] = (9, 0),
     ) -> None:
         super().__init__()
@@ -37,7 +40,9 @@ class FakeDevice(CpuDevice):
         self._free = deque(free)
         self._fail = dict(fail or {})
         self._counts: dict[str, int] = {}
-        self._holders = list(holders)
+        self._others = list(holders)
+        self._context = context
+        self._attached = False
         self._sizes: dict[int, int] = {}
         self._queues: dict[int, deque[tuple[int, ...]]] = {}
         self._marks: dict[int, int] = {}
@@ -53,17 +58,24 @@ class FakeDevice(CpuDevice):
         """Bytes of pinned buffers that were not given back."""
         return sum(len(region) for address, region in self._regions.items() if address not in self._sizes)
 
+    def attach(self) -> None:
+        """The first one makes the context."""
+        self._attached = True
+
     def memory(self) -> DeviceMemory:
         """The next scripted figure, or what is left of the total."""
         self._count("memory")
+        self.attach()
         if self._free:
             free = self._free.popleft() if len(self._free) > 1 else self._free[0]
             return DeviceMemory(free, self.info.total)
-        return DeviceMemory(self.info.total - self.allocated, self.info.total)
+        held = sum(holder.bytes for holder in self.holders())
+        return DeviceMemory(self.info.total - held, self.info.total)
 
     def holders(self) -> list[Holder]:
-        """As scripted."""
-        return list(self._holders)
+        """The others, and this process once it has a context."""
+        ours = [Holder(os.getpid(), "ours", self._context + self.allocated)] if self._attached else []
+        return [*self._others, *ours]
 
     def allocate(self, nbytes: int) -> int:
         """Fails as a GPU does when the total is exceeded."""

@@ -21,7 +21,7 @@ class HostMemory(Struct, frozen=True):
     limit: int
     """The least of the machine's memory and every cgroup limit above this process."""
     limited_by: str
-    """``machine``, or the cgroup file that sets the limit."""
+    """``machine``, or the cgroup file that sets the limit; that limits are unknown where /proc is absent."""
     available: int
     """What can be used now, clean file cache counted as free."""
 
@@ -29,6 +29,8 @@ class HostMemory(Struct, frozen=True):
 def memory(root: str = "/") -> HostMemory:
     """Memory limit and what is left of it."""
     meminfo = _table(os.path.join(root, "proc/meminfo"), unit=1024)
+    if "MemTotal" not in meminfo:
+        return _without_proc()
     limit, limited_by = meminfo["MemTotal"], "machine"
     available = meminfo.get("MemAvailable", limit)
     for folder, version in _cgroup_folders(root, "memory"):
@@ -43,6 +45,13 @@ def memory(root: str = "/") -> HostMemory:
         cache = stat.get(f"{names[2]}active_file", 0) + stat.get(f"{names[2]}inactive_file", 0)
         available = min(available, max(0, bound - used + cache))
     return HostMemory(limit, limited_by, min(available, limit))
+
+
+def _without_proc() -> HostMemory:
+    """By sysinfo(2), which knows no cgroups and counts no file cache as free."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    limit, available = (os.sysconf(name) * page for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+    return HostMemory(limit, "machine; no /proc tells the limit of a container", available)
 
 
 def is_child(pid: int, root: str = "/") -> bool:

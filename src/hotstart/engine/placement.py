@@ -5,6 +5,7 @@ Everything that differs between the two is here; the rest of a start is the same
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Protocol
 
@@ -282,6 +283,7 @@ class CudaPlacement:
         """See :class:`Placement`. Before :meth:`weights`, by NVML, which needs no context.
 
         A frontend asks while its engine, a child, creates the context: what children hold is ours.
+        Contexts of ours count as free in either case, since ``fixed_bytes`` has them.
         """
         from hotstart.device import nvml
 
@@ -309,7 +311,7 @@ class CudaPlacement:
                 expected="auto or buffered",
             )
         device = open_device(self.choice)
-        self._free = device.memory().free
+        self._free = _free_but_for_context(device)
         if prepared.config.load.load_format == "dummy":
             return _RandomWeights(prepared)
         return _ArenaWeights(device, prepared, progress)
@@ -339,6 +341,20 @@ class CudaPlacement:
         blocks = kv.tokens // size + 1  # one more: block 0 takes the padding rows of captured graphs
         attention = SdpaPaged(specs, blocks, size, getattr(torch, prepared.matched.dtype), self.device())
         return attention, PagedBlockManager(blocks, size, prefix_caching=prepared.prefix_caching)
+
+
+def _free_but_for_context(device: Device) -> int:
+    """Bytes free before this process had a context; makes it.
+
+    The Python API may run in a process that has one already: what that holds is not ours.
+    """
+
+    def held() -> int:
+        return sum(holder.bytes for holder in device.holders() if holder.pid == os.getpid())
+
+    before = held()
+    free = device.memory().free
+    return free + max(0, held() - before)
 
 
 class _ArenaWeights:

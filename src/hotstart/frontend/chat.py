@@ -65,7 +65,7 @@ class Chat:
             continue_final_message=continues,
             template_kwargs={**kwargs, **(request.chat_template_kwargs or {})},
         )
-        frontend.check_length(prompt, tokenizer)
+        frontend.check_length(prompt, tokenizer, param="messages")
         ids = await tokenizer.encode_async(prompt, add_special_tokens=bool(request.add_special_tokens))
         check_ids(ids, checked, param="messages")
         params = _params(frontend, checked, request, len(ids))
@@ -183,6 +183,7 @@ def _params(frontend: Frontend, checked: Checked, request: ChatRequest, length: 
             prompt=length,
             context=frontend.context_length(),
             default=defaults.get("max_new_tokens"),
+            prompt_param="messages",
             param="max_completion_tokens" if newer else "max_tokens",
         ),
         logprobs=check_logprobs(request.top_logprobs or 0, limit=limit, vocab_size=size, param="top_logprobs")

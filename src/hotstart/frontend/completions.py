@@ -11,7 +11,7 @@ from hotstart.frontend.answering import event
 from hotstart.frontend.context import Frontend, check_ids, vocab_size
 from hotstart.frontend.errors import ApiError
 from hotstart.frontend.generation import Choice, Delta, Generation
-from hotstart.frontend.logprobs import TokenNames, completion_logprobs, prompt_logprobs_body
+from hotstart.frontend.logprobs import TextOffset, TokenNames, completion_logprobs, prompt_logprobs_body
 from hotstart.frontend.protocol import fields
 from hotstart.frontend.protocol.completions import (
     CompletionChoice,
@@ -95,7 +95,7 @@ class CompletionAnswer:
             as_ids=frontend.config.http.return_tokens_as_token_ids if as_ids is None else as_ids,
         )
         self._usage = UsageReport(frontend.config.http, request, [ids for ids, _ in prompts], choices)
-        self._offsets = [0] * len(choices)
+        self._offsets = [TextOffset(self._tokenizer) for _ in choices]
         self._opened = [False] * len(choices)
 
     def whole(self, deltas: list[Delta]) -> bytes:
@@ -155,14 +155,13 @@ class CompletionAnswer:
         choice = delta.choice
         tokens, positions = list(token_ids), [*delta.logprobs]
         before = choice.prompt_logprobs or [] if echoed else []
-        logprobs, self._offsets[choice.index] = completion_logprobs(
+        return completion_logprobs(
             self._names,
             [*choice.prompt[: len(before)], *tokens],
             [*before, *positions],
             top=self._request.logprobs or 0,
             offset=self._offsets[choice.index],
         )
-        return logprobs
 
     def _prompt_text(self, choice: Choice) -> str:
         ids, text = self._prompts[choice.index // (self._request.n or 1)]
@@ -185,7 +184,7 @@ async def _encode(
     encoded: list[tuple[list[int], str | None]] = []
     for prompt in _separate(request.prompt):
         if isinstance(prompt, str):
-            frontend.check_length(prompt, tokenizer)
+            frontend.check_length(prompt, tokenizer, param="prompt")
             ids = await tokenizer.encode_async(
                 prompt, add_special_tokens=request.add_special_tokens is not False
             )
@@ -229,7 +228,9 @@ def _params(frontend: Frontend, checked: Checked, request: CompletionRequest, le
     return sampling_params(
         request,
         defaults,
-        max_tokens=bound_max_tokens(asked, prompt=length, context=frontend.context_length(), default=default),
+        max_tokens=bound_max_tokens(
+            asked, prompt=length, context=frontend.context_length(), default=default, prompt_param="prompt"
+        ),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         vocab_size=size,

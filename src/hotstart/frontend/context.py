@@ -10,7 +10,7 @@ from hotstart.frontend.errors import ApiError
 from hotstart.frontend.gate import Gate
 from hotstart.frontend.liveness import Liveness
 from hotstart.frontend.metrics import Metrics
-from hotstart.frontend.sampling import bound_max_tokens
+from hotstart.frontend.sampling import check_prompt_length
 from hotstart.frontend.start import model_vocab_size
 from hotstart.frontend.startup import Checked, Startup
 from hotstart.frontend.tokenizer import Tokenizer
@@ -46,11 +46,10 @@ class Frontend:
             raise ApiError(404, f"The model `{name}` does not exist; served here: {served}.", param="model")
         return name
 
-    def check_length(self, text: str, tokenizer: Tokenizer) -> None:
+    def check_length(self, text: str, tokenizer: Tokenizer, *, param: str) -> None:
         """Refuse a text that cannot fit, without encoding it. Raises :class:`ApiError` 400."""
         least = tokenizer.fewest_tokens(text)
-        if least >= self.context_length():
-            bound_max_tokens(None, prompt=least, context=self.context_length(), default=None)
+        check_prompt_length(least, context=self.context_length(), param=param, at_least=True)
 
     def check_queue(self, more: int) -> None:
         """Raise :class:`ApiError` 429 when the queue has no room for ``more`` choices."""

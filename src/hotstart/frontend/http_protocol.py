@@ -1,25 +1,97 @@
-"""uvicorn's HTTP protocol, bounded where a client could make it grow, and deaf to HTTP/2 offers."""
+"""uvicorn's HTTP protocol: bounded where a client could make it grow, open to clients that half-close."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
+import resource
+import select
+import time
+from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from hotstart.frontend.errors import ApiError
+
+log = logging.getLogger("hotstart.http")
 
 MAX_HEADER_BYTES = 64 << 10
 MAX_PIPELINED = 64
 """Requests of one connection that may wait for the answer to an earlier one."""
 _OFFER = re.compile(rb"(?im)^upgrade(?=[ \t]*:[ \t]*h2c)")
 
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""Clients must expect any number of these before an answer (RFC 9110, section 15.2)."""
+_COMMENT = b"3\r\n:\n\n\r\n"
+"""A chunk with a server-sent event's comment; all that is sent in chunks here is event streams."""
+_PROBE_SECONDS = 1.0
+"""Between the first two probes; the time doubles from then on."""
+
+_RESERVE = 32
+"""Descriptors kept from connections, at most; files, pipes and DNS need some at any time."""
+_WARN_SECONDS = 10.0
+
 
 class HttpProtocol(HttpToolsProtocol):
-    """A connection is closed when its headers grow past a limit, or too many requests queue on it."""
+    """A connection is closed when its headers grow past a limit, or too many requests queue on it.
+
+    A client may close its sending half after a request and still be answered. Its end of file looks
+    like that of a client that is gone for good, so the server says something harmless into the
+    connection: a peer that is gone answers with a reset, which the kernel reports at once. It does so
+    again and again, ever more rarely, since the client may leave later, and a relay on the way learns
+    of it only when it has something to pass on.
+    """
 
     _in_headers = True
     _header_bytes = 0
+    _hangup: select.epoll | None = None
+    _next_probe: asyncio.TimerHandle | None = None
+    _refused: ClassVar[int] = 0
+    _warned: ClassVar[float] = float("-inf")
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected; it is turned away when descriptors are about to run out."""
+        super().connection_made(transport)
+        # The kernel gives out the lowest free number, so a high one means that all below are taken.
+        number = transport.get_extra_info("socket").fileno()
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit == resource.RLIM_INFINITY or number < limit - min(_RESERVE, limit // 8):
+            return
+        # At the limit itself accepting fails, and the event loop drops connections without a word.
+        error = ApiError(503, "Too many connections are open.", retry_after=1).response()
+        fields = b"".join(b"%s: %s\r\n" % header for header in error.raw_headers)
+        transport.write(
+            b"HTTP/1.1 503 Service Unavailable\r\n%sconnection: close\r\n\r\n%s" % (fields, error.body)
+        )
+        transport.close()
+        self._say_refused(limit)
+
+    @classmethod
+    def _say_refused(cls, limit: int) -> None:
+        cls._refused += 1
+        if (now := time.monotonic()) - cls._warned >= _WARN_SECONDS:
+            log.warning(
+                "refused %d connections: nearly all of the %d files that this process may have open "
+                "are taken; raise the limit (ulimit -n), or have clients reuse connections",
+                cls._refused,
+                limit,
+            )
+            cls._refused, cls._warned = 0, now
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is closed, by whichever side."""
+        if self._next_probe is not None:
+            self._next_probe.cancel()
+        if self._hangup is not None:
+            self.loop.remove_reader(self._hangup.fileno())
+            self._hangup.close()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
+        if self.transport.is_closing():
+            return
         if self._in_headers:
             # The parser takes the body of a request with an Upgrade header for the other protocol's
             # bytes. Clients that offer HTTP/2 this way expect the offer to be ignored.
@@ -30,9 +102,44 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         too_long = self._in_headers and self._header_bytes > MAX_HEADER_BYTES
         if too_long or len(self.pipeline) > MAX_PIPELINED:
-            self.logger.warning("closed a connection: %s", "headers too long" if too_long else "flooded")
+            log.warning("closed a connection: %s", "headers too long" if too_long else "flooded")
             self.pipeline.clear()
             self.transport.abort()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more; whether the connection stays open for the answer.
+
+        Not over TLS, whose transports cannot be half-closed, not for HTTP/1.0, whose clients know no
+        interim answers, and not while requests queue on the connection.
+        """
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body or self.pipeline:
+            return False
+        if self.scheme == "https" or cycle.scope["http_version"] != "1.1":
+            return False
+        try:
+            self._hangup = select.epoll()
+            self._hangup.register(self.transport.get_extra_info("socket").fileno(), 0)
+        except OSError:
+            return False
+        self.loop.add_reader(self._hangup.fileno(), self.transport.abort)
+        cycle.keep_alive = False
+        self._probe(_PROBE_SECONDS)
+        return True
+
+    def _probe(self, wait: float) -> None:
+        cycle = self.cycle
+        if self.transport.is_closing() or cycle.response_complete:
+            return
+        if not cycle.response_started:
+            self.transport.write(_INTERIM)
+        elif cycle.chunked_encoding:
+            self.transport.write(_COMMENT)
+        self._next_probe = self.loop.call_later(wait, self._probe, 2 * wait)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        # uvicorn's own words advise to install what would not help.
+        log.warning("ignored an offer to upgrade the connection: only HTTP is spoken here")
 
     def on_headers_complete(self) -> None:
         """The parser's callback."""

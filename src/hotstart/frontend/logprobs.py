@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+
 from hotstart.frontend.protocol.chat import ChatLogprob, ChatLogprobs, TopLogprob
 from hotstart.frontend.protocol.completions import CompletionLogprobs
 from hotstart.frontend.protocol.requests import PromptLogprob, PromptLogprobsBody
@@ -23,9 +25,35 @@ class TokenNames:
         """The token's text."""
         return f"token_id:{token}" if self._as_ids else self._tokenizer.token_text(token)
 
+    def key(self, token: int) -> str:
+        """The name, but a token that ends or begins within a character is spelled as OpenAI does it.
+
+        ``bytes:\\xe2\\x80``: other than U+FFFD, which stands for all of them, it names one sequence.
+        """
+        data = self._tokenizer.token_bytes(token)
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            if not self._as_ids:
+                return "bytes:" + "".join(map(_spelled, data))
+        return self.name(token)
+
     def utf8(self, token: int) -> list[int]:
         """The token's bytes; of the name when names are ids."""
         return list(self.name(token).encode() if self._as_ids else self._tokenizer.token_bytes(token))
+
+
+class TextOffset:
+    """Where a text stands, in characters, as tokens come; a character counts once it is complete."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.at = 0
+        self._bytes = tokenizer.token_bytes
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def pass_by(self, token: int) -> None:
+        """Move behind ``token``."""
+        self.at += len(self._decode(self._bytes(token)))
 
 
 def completion_logprobs(
@@ -34,24 +62,29 @@ def completion_logprobs(
     positions: list[TokenLogprobs | None],
     *,
     top: int,
-    offset: int,
-) -> tuple[CompletionLogprobs, int]:
-    """The lists of ``/v1/completions``, and the text offset behind them."""
+    offset: TextOffset,
+) -> CompletionLogprobs:
+    """The lists of ``/v1/completions``; ``offset`` moves behind them.
+
+    The dictionaries need keys that differ: of several tokens with one text, as ``A`` and the byte
+    0x41 of some vocabularies, the chosen or most likely has it for its key, the others ``token_id:42``.
+    """
     result = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
     for token, position in zip(tokens, positions, strict=False):
-        name = names.name(token)
-        result.tokens.append(name)
-        result.text_offset.append(offset)
-        offset += len(name)
+        result.tokens.append(names.key(token))
+        result.text_offset.append(offset.at)
+        offset.pass_by(token)
         if position is None:
             result.token_logprobs.append(None)
             result.top_logprobs.append(None)
             continue
         result.token_logprobs.append(_floor(position.logprobs[0]))
-        best = {names.name(i): _floor(p) for i, p in _top(position, top)}
-        best.setdefault(name, _floor(position.logprobs[0]))
+        best: dict[str, float] = {}
+        for i, logprob in {token: position.logprobs[0], **dict(_top(position, top))}.items():
+            key = names.key(i)
+            best[f"token_id:{i}" if key in best else key] = _floor(logprob)
         result.top_logprobs.append(best)
-    return result, offset
+    return result
 
 
 def chat_logprobs(
@@ -89,6 +122,10 @@ def prompt_logprobs_body(names: TokenNames, positions: list[TokenLogprobs | None
 
 def _top(position: TokenLogprobs, count: int) -> list[tuple[int, float]]:
     return list(zip(position.ids[1 : 1 + count], position.logprobs[1 : 1 + count], strict=True))
+
+
+def _spelled(byte: int) -> str:
+    return chr(byte) if 0x20 <= byte < 0x7F and byte != ord("\\") else f"\\x{byte:02x}"
 
 
 def _floor(logprob: float) -> float:

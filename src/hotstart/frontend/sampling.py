@@ -56,21 +56,32 @@ def per_choice(params: SamplingParams, i: int) -> SamplingParams:
     return msgspec.structs.replace(params, seed=params.seed + i)
 
 
+def check_prompt_length(tokens: int, *, context: int, param: str, at_least: bool = False) -> None:
+    """Raise :class:`ApiError` 400 for a prompt of ``tokens`` (or more) that leaves no room to answer."""
+    if tokens >= context:
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {context} tokens. However, your request has "
+            f"{'at least ' if at_least else ''}{tokens} input tokens. Please reduce the length of the input.",
+            param=param,
+        )
+
+
 def bound_max_tokens(
-    asked: int | None, *, prompt: int, context: int, default: int | None, param: str = "max_tokens"
+    asked: int | None,
+    *,
+    prompt: int,
+    context: int,
+    default: int | None,
+    prompt_param: str,
+    param: str = "max_tokens",
 ) -> int:
     """How many tokens may be generated.
 
     ``asked`` must fit into the context beside the prompt; without it, ``default`` or all that is
     left of the context, whichever is less. Raises :class:`ApiError` 400 with the numbers.
     """
-    if prompt >= context:
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {context} tokens. However, your request has "
-            f"{prompt} input tokens. Please reduce the length of the input.",
-            param="messages" if param == "max_completion_tokens" else None,
-        )
+    check_prompt_length(prompt, context=context, param=prompt_param)
     left = context - prompt
     if asked is None:
         return left if default is None else min(default, left)

@@ -88,6 +88,8 @@ async def serve(
         await asyncio.wait((serving,))
         client.close()
     serving.result()
+    if lifecycle.signalled and not startup.failed:
+        log.info("stopped, exit code %d", code)
     return code
 
 
@@ -112,7 +114,7 @@ class _Lifecycle:
         self._frontend = frontend
         self._serving = serving
         self._changed = asyncio.Event()
-        self._signals: list[int] = []
+        self._signals: list[signal.Signals] = []
         self.at_once = False
         self._loop = asyncio.get_running_loop()
         frontend.startup.listen(self._wake_from_any_thread)
@@ -121,6 +123,11 @@ class _Lifecycle:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.add_signal_handler(number, self._signalled, number)
+
+    @property
+    def signalled(self) -> bool:
+        """Whether the end was asked for."""
+        return bool(self._signals)
 
     def wake(self) -> None:
         """Something changed."""
@@ -161,6 +168,7 @@ class _Lifecycle:
     def _stopped_early(self) -> int:
         if not self._frontend.startup.stop():
             return self._failed()
+        log.info("stopping on %s: the model was still loading", self._signals[0].name)
         self.at_once = True
         self._frontend.gate.update()
         self._frontend.client.fail_all(self._frontend.gate.closed())
@@ -193,8 +201,11 @@ class _Lifecycle:
         if not startup.drain():
             return self._failed()
         timeout = frontend.config.http.shutdown_timeout
-        if frontend.gate.active:
-            log.info("stopping: %d requests may finish within %g s", frontend.gate.active, timeout)
+        active = frontend.gate.active
+        waits = (
+            f"requests that run may finish within {timeout:g} s: {active}" if active else "no request runs"
+        )
+        log.info("stopping on %s: %s", self._signals[0].name, waits)
         idle = asyncio.ensure_future(frontend.gate.idle())
         idle.add_done_callback(lambda _: self.wake())
         deadline = time.monotonic() + timeout
@@ -216,7 +227,7 @@ class _Lifecycle:
         return self._frontend.client.lost or self._frontend.startup.engine_exit is not None
 
     def _signalled(self, number: int) -> None:
-        self._signals.append(number)
+        self._signals.append(signal.Signals(number))
         self.wake()
 
 

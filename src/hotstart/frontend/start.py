@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotstart.checkpoint.base import ModelFiles
 from hotstart.config.settings import Config
+from hotstart.config.text_file import read_text
 from hotstart.errors import ConfigError, HotstartError, ModelError, StorageError, raise_all
 from hotstart.frontend.tokenizer import Tokenizer, load_tokenizer
 
@@ -158,13 +159,13 @@ def _load_template(files: ModelFiles, config: Config, special_tokens: dict[str, 
 def _given_template(given: str) -> tuple[str, str]:
     """``--chat-template`` is a file, or the template itself when it looks like one."""
     try:
-        with open(given, encoding="utf-8") as file:
-            return file.read(), given
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        return read_text(given), given
+    except (OSError, ValueError) as error:
         if "{" in given or "\n" in given:
             return given, "--chat-template"
+        reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(
-            f"--chat-template {given} cannot be read: {error}", expected="a file, or a template's text"
+            f"--chat-template {given} cannot be read: {reason}", expected="a file, or a template's text"
         ) from None
 
 

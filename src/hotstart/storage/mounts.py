@@ -103,6 +103,7 @@ def check_expected(expectation: str, model_path: str) -> None:
 
     Raises StorageError. A volume that failed to mount leaves an empty directory of the root disk
     behind, and a copy there is read at the wrong speed without a word: this is the guard against it.
+    Where /proc is absent, that the device is another than the parent's has to do; types are unknown.
     """
     path, _, wanted = expectation.partition(":")
     path = os.path.realpath(os.path.expanduser(path))
@@ -110,29 +111,19 @@ def check_expected(expectation: str, model_path: str) -> None:
     try:
         mount = mount_of(path, table)
     except HotstartError as error:
-        raise StorageError(f"--expect-mount {expectation}: {error.found}", advice=error.advice) from None
+        raise StorageError(
+            f"--expect-mount {expectation}: {error.found}",
+            expected=f"a volume mounted at {path}",
+            advice=error.advice or f"Create the directory and mount the volume there, {_OR_CORRECT}",
+        ) from None
     if mount is None:
-        return  # no /proc: nothing can be known
-    if mount.mount_point != path:
+        if not os.path.ismount(path):
+            raise _no_mount(path, "it is on the device of the directory above")
+    elif mount.mount_point != path:
         root = ", the root disk" if mount.mount_point == "/" else ""
-        raise StorageError(
-            f"{path} is not a mount point: it is a directory of {mount.mount_point} ({mount.fs_type}{root})",
-            expected=f"a volume mounted at {path} (--expect-mount)",
-            advice=f"Mount it (mount {path}), or look for the reason why it is not: systemctl status, dmesg",
-        )
-    at_root = mount_of("/", table)
-    if at_root is not None and path != "/" and mount.device == at_root.device:
-        raise StorageError(
-            f"{path} is a part of the root disk ({mount.source}) mounted a second time",
-            expected="a volume of its own (--expect-mount)",
-            advice="Mount the volume there",
-        )
-    if wanted and wanted not in (mount.fs_type, mount.fs_type.partition(".")[0], mount.fs_type.rstrip("4")):
-        raise StorageError(
-            f"{path} is a mount of type {mount.fs_type} ({mount.source})",
-            expected=f"type {wanted} (--expect-mount)",
-            advice="Mount the right volume there, or correct the flag",
-        )
+        raise _no_mount(path, f"it is a directory of {mount.mount_point} ({mount.fs_type}{root})")
+    else:
+        _check_volume(mount, wanted, table)
     if os.path.commonpath([path, os.path.realpath(model_path)]) != path:
         raise StorageError(
             f"{model_path} does not lie on the mount {path}",
@@ -141,14 +132,46 @@ def check_expected(expectation: str, model_path: str) -> None:
         )
 
 
+_OR_CORRECT = "or correct --expect-mount (leave it out where no mount is meant)"
+
+
+def _no_mount(path: str, but: str) -> StorageError:
+    return StorageError(
+        f"{path} is not a mount point: {but}",
+        expected=f"a volume mounted at {path} (--expect-mount)",
+        advice=f"Mount it (mount {path}; systemctl status and dmesg tell why it is not), {_OR_CORRECT}",
+    )
+
+
+def _check_volume(mount: Mount, wanted: str, table: list[Mount]) -> None:
+    """Not the root disk a second time, and of the type that is wanted."""
+    path = mount.mount_point
+    at_root = mount_of("/", table)
+    if at_root is not None and path != "/" and mount.device == at_root.device:
+        raise StorageError(
+            f"{path} is a part of the root disk ({mount.source}) mounted a second time",
+            expected="a volume of its own (--expect-mount)",
+            advice=f"Mount the volume there, {_OR_CORRECT}",
+        )
+    if wanted and wanted not in (mount.fs_type, mount.fs_type.partition(".")[0], mount.fs_type.rstrip("4")):
+        raise StorageError(
+            f"{path} is a mount of type {mount.fs_type} ({mount.source})",
+            expected=f"type {wanted} (--expect-mount)",
+            advice=f"Mount the right volume there, {_OR_CORRECT}",
+        )
+
+
 def container() -> str:
-    """``kubernetes``, ``container``, or empty when neither shows."""
+    """What this process is contained by: ``kubernetes``, ``docker``, …; empty when nothing shows."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         return "kubernetes"
-    marked = any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv")))
-    if marked or os.environ.get("container"):  # noqa: SIM112 - systemd's and podman's spelling
-        return "container"
-    return "container" if any(m.mount_point == "/" and m.fs_type in _CONTAINER_ROOT for m in mounts()) else ""
+    for mark, runtime in (("/.dockerenv", "docker"), ("/run/.containerenv", "podman")):
+        if os.path.exists(mark):
+            return runtime
+    if named := os.environ.get("container"):  # noqa: SIM112 - systemd's and podman's spelling
+        return named
+    roots = (m.fs_type for m in mounts() if m.mount_point == "/" and m.fs_type in _CONTAINER_ROOT)
+    return next((f"its root is {fs_type}" for fs_type in roots), "")
 
 
 def _parse(line: str) -> Mount:

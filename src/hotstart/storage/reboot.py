@@ -35,8 +35,9 @@ def after_reboot(
     point = mount.mount_point
     inside = container() if inside is None else inside
     if mount.memory:
+        event = "restart" if inside else "reboot"
         return Persistence(
-            False, f"{point} is in memory ({mount.fs_type}): its files are gone after a reboot"
+            False, f"{point} is in memory ({mount.fs_type}): its files are gone after a {event}"
         )
     if inside:
         return _in_container(mount, inside)

@@ -30,7 +30,11 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 
 class CompletionLogprobs(Struct, kw_only=True):
-    """Parallel lists, one entry per token."""
+    """Parallel lists, one entry per token.
+
+    A token that is no whole text is spelled ``bytes:\\xe2\\x80``; of several candidates with one text
+    all but the first are ``token_id:42``, so that none is lost.
+    """
 
     text_offset: list[int]
     token_logprobs: list[float | None]
