@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from hotstart.checkpoint.folder import Folder
 
 
 class TensorRef(Struct, frozen=True):
@@ -49,8 +52,8 @@ class Checkpoint(Struct, frozen=True):
     skipped: tuple[Skipped, ...] = ()
     index: str | None = None
     """Path of the index that chose the files, if one did."""
-    folder: Any = None
-    """The :class:`~hotstart.checkpoint.folder.Folder` that the files lie in; None: there are none."""
+    folder: Folder | None = None
+    """Where the files lie; None: there are none."""
 
     @property
     def nbytes(self) -> int:

@@ -6,13 +6,16 @@ What a checkpoint means does not depend on it; how files are found and bytes are
 from __future__ import annotations
 
 import os
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hotstart.checkpoint.base import ShardFile
 from hotstart.checkpoint.refusals import no_directory
 from hotstart.checkpoint.safetensors import Header, read_header
 from hotstart.storage.access import check_directory
 from hotstart.storage.source import FileSource, Source
+
+if TYPE_CHECKING:
+    from hotstart.config.settings import LoadConfig, ModelConfig
 
 _COPIES = "original"
 """The folder in which publishers keep the weights in their own layout."""
@@ -73,6 +76,16 @@ class LocalFolder:
     def source(self, file: ShardFile, *, direct: bool = False) -> Source:
         """See :class:`Folder`."""
         return FileSource(file.path, direct=direct, pinned=file.identity)
+
+
+def open_folder(model: ModelConfig, load: LoadConfig) -> Folder:
+    """Where the files of a resolved model lie. Raises ConfigError."""
+    if not model.location:
+        return LocalFolder(model.path)
+    from hotstart.checkpoint.remote import ObjectFolder, open_store
+
+    store = open_store(model.location, environ=os.environ, patience=load.storage_timeout)
+    return ObjectFolder(store, model.path)
 
 
 def _size(entry: os.DirEntry[str]) -> int:

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hotstart.checkpoint.base import Checkpoint, ModelFiles
 from hotstart.checkpoint.files import load_model_files, overrides_of
+from hotstart.checkpoint.folder import Folder, open_folder
 from hotstart.checkpoint.layout import describe, open_checkpoint
 from hotstart.checkpoint.refusals import no_directory
 from hotstart.checkpoint.resolve import is_path, resolve
@@ -23,6 +25,7 @@ from hotstart.checkpoint.wording import count
 from hotstart.errors import HotstartError, ProblemsFound, raise_all
 from hotstart.loading.options import LoaderOptions
 from hotstart.storage.access import check_directory, who
+from hotstart.storage.location import is_location
 from hotstart.storage.mounts import Mount, check_expected, container, mount_of
 from hotstart.storage.reboot import after_reboot
 from hotstart.storage.residency import resident_fraction
@@ -49,6 +52,7 @@ class Report(Struct):
     """What the checks found; the fields behind a failed check are None."""
 
     path: str = ""
+    folder: Folder | None = None
     mount: Mount | None = None
     files: ModelFiles | None = None
     checkpoint: Checkpoint | None = None
@@ -123,19 +127,21 @@ def run_checks(
     report = Report()
     reachable = False
     with report.check("model"):
-        report.path = config.model.path or directory_of(config, config.model.model, config.model.revision)
+        config = located(config)
+        report.path = config.model.path
         if not os.path.isdir(report.path):
             raise no_directory(report.path)
         check_directory(report.path)
         reachable = True
-        report.ok("model", f"{report.path}, open to {who()}")
+        report.folder = open_folder(config.model, config.load)
+        report.ok("model", f"{report.folder.path}, open to {who()}")
     with report.check("loader"):
         LoaderOptions.parse(config.load.model_loader_extra_config)
     if config.load.expect_mount is not None:
         with report.check("mount"):
             check_expected(config.load.expect_mount, report.path or config.model.model)
     if reachable:
-        _check_place(report)
+        _check_place(config, report)
         _check_config(config, report)
         _check_weights(config, report)
         if text:
@@ -175,6 +181,29 @@ def render(report: Report, model: str) -> str:
     return "\n".join(lines)
 
 
+def located(config: Config, report: Callable[[int, int], None] | None = None) -> Config:
+    """The settings with the model's directory, downloaded if it is a hub name.
+
+    Of a model in an object store only the small files are fetched. ``report`` follows a download.
+    Raises ConfigError, ModelError and StorageError.
+    """
+    model = config.model
+    if model.path:
+        return config
+    if is_location(model.model):
+        from hotstart.checkpoint.remote import fetch_small_files, open_store
+        from hotstart.config import cache_root
+
+        root = cache_root.resolve(config.cache_root or None, os.environ)
+        store = open_store(model.model, environ=os.environ, patience=config.load.storage_timeout)
+        path = fetch_small_files(store, root.path)
+        store.close()
+        model = replace(model, path=path, location=model.model)
+    else:
+        model = replace(model, path=directory_of(config, model.model, model.revision, report))
+    return replace(config, model=model)
+
+
 def directory_of(
     config: Config, name: str, revision: str | None, report: Callable[[int, int], None] | None = None
 ) -> str:
@@ -200,9 +229,15 @@ def directory_of(
     )
 
 
-def _check_place(report: Report) -> None:
+def _check_place(config: Config, report: Report) -> None:
     """What the directory lies on, and whether that will be there tomorrow."""
     with report.check("storage"):
+        if config.model.location:
+            from hotstart.checkpoint.remote import ObjectFolder
+
+            assert isinstance(report.folder, ObjectFolder)
+            report.ok("storage", report.folder.store.settings.described)
+            return
         report.mount = mount_of(report.path)
         if report.mount is None:
             report.warn(
@@ -246,12 +281,14 @@ def _check_weights(config: Config, report: Report) -> None:
         _imagine_weights(config, report)
         return
     with report.check("weights"):
-        checkpoint = open_checkpoint(report.path, ignore_index=config.model.ignore_index)
+        assert report.folder is not None
+        checkpoint = open_checkpoint(report.folder, ignore_index=config.model.ignore_index)
         report.checkpoint = checkpoint
         for line in describe(checkpoint):
             report.ok("weights", line)
-        report.residency = {file.path: resident_fraction(file.path) for file in checkpoint.files}
-        report.ok("page cache", _page_cache(report))
+        if not config.model.location:
+            report.residency = {file.path: resident_fraction(file.path) for file in checkpoint.files}
+            report.ok("page cache", _page_cache(report))
     if report.checkpoint is None or report.family is None or report.geometry is None:
         report.skip("tensors", "needs a configuration and whole weight files")
         return

@@ -199,11 +199,11 @@ class _Server:
         root = cache_root.resolve(config.cache_root or None, os.environ)
         log = _log()
         log.info("%s", root.reason) if root.writable else log.warning("%s", root.reason)
-        path = self._directory()
+        located = self._located()
         with self.timeline.phase("check"):
             config = msgspec.structs.replace(
                 config,
-                model=msgspec.structs.replace(config.model, path=path),
+                model=located.model,
                 cache_root=root.path if root.writable else "",
             )
             self.writer.send(framed(encode(config)))
@@ -228,28 +228,29 @@ class _Server:
             )
         )
 
-    def _directory(self) -> str:
-        """The model's directory; a hub name is downloaded in a phase of its own."""
+    def _located(self) -> Config:
+        """The settings with the model's directory; what must be fetched first has a phase of its own."""
         from hotstart.checkpoint.resolve import is_path
-        from hotstart.cli.check import directory_of
+        from hotstart.cli.check import located
         from hotstart.errors import HotstartError
+        from hotstart.storage.location import is_location
 
-        model = self.config.model
-        if is_path(model.model):
+        config = self.config
+        if is_path(config.model.model):
             try:
-                return directory_of(self.config, model.model, model.revision)
+                return located(config)
             except HotstartError:
-                if self.config.load.expect_mount is None:
+                if config.load.expect_mount is None:
                     raise
-                return ""  # the mount is the likelier cause: the checks look at it and report both
-        with self.timeline.phase("download") as phase:
+                return config  # the mount is the likelier cause: the checks look at it and report both
+        with self.timeline.phase("fetch" if is_location(config.model.model) else "download") as phase:
 
             def report(done: int, total: int) -> None:
                 phase.total = total
                 if done > phase.bytes:
                     self.timeline.progress(phase, done)
 
-            return directory_of(self.config, model.model, model.revision, report)
+            return located(config, report)
 
     def _announce(self) -> None:
         """A listener of the startup: what an operator wants to see once it serves."""

@@ -22,7 +22,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """As given: a directory or a hub name."""
     path: str = ""
-    """The directory it resolved to, absolute."""
+    """The directory it resolved to, absolute; of an object store, the one with its small files."""
+    location: str = ""
+    """Where the weights lie when that is no directory: ``s3://bucket/prefix`` and its relatives."""
     tokenizer: str | None = None
     served_model_name: tuple[str, ...] = ()
     revision: str | None = None
@@ -59,6 +61,8 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     read_strategy: str = "auto"
     """``auto``, ``map``, ``buffered`` or ``direct``."""
     expect_mount: str | None = None
+    storage_timeout: float = 60.0
+    """Seconds without a byte after which a read is given up."""
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from hotstart.checkpoint.base import Checkpoint, ModelFiles
 from hotstart.checkpoint.files import load_model_files, overrides_of
+from hotstart.checkpoint.folder import open_folder
 from hotstart.checkpoint.layout import open_checkpoint
 from hotstart.config.settings import Config
 from hotstart.device import host
@@ -105,7 +106,8 @@ def prepare(config: Config) -> Prepared:
     if config.load.load_format == "dummy":
         checkpoint, matched = Checkpoint(config.model.path, (), {}), without_files(specs, config, files)
     else:
-        checkpoint = open_checkpoint(config.model.path, ignore_index=config.model.ignore_index)
+        folder = open_folder(config.model, config.load)
+        checkpoint = open_checkpoint(folder, ignore_index=config.model.ignore_index)
         matched = match(specs, checkpoint, config.model.dtype)
     return Prepared(
         config=config,

@@ -25,12 +25,13 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from hotstart.checkpoint.base import Checkpoint, ShardFile
+from hotstart.checkpoint.folder import Folder
 from hotstart.errors import StorageError
 from hotstart.loading.pace import Pace
 from hotstart.loading.trial import Trial
 from hotstart.storage.mounts import mount_of
 from hotstart.storage.residency import resident_fraction
-from hotstart.storage.source import FileSource, ReadCancelled
+from hotstart.storage.source import FileSource, ReadCancelled, Source
 from hotstart.units import format_rate, format_seconds, format_size
 
 STEP = 8 << 20
@@ -76,6 +77,8 @@ class LoadReport(Struct, frozen=True):
 
 def choose(file: ShardFile, strategy: str = "auto") -> Choice:
     """Map, read directly or read through the page cache. ``strategy`` other than auto is an order."""
+    if not os.path.isabs(file.path):
+        return Choice("ranges", "an object store is read by ranges, straight into memory", 0.0)
     known = resident_fraction(file.path)
     resident = 0.0 if known is None else known
     if strategy != "auto":
@@ -118,7 +121,8 @@ class Image:
         self._pace = Pace(STEP)
         self._errors: list[BaseException] = []
         self._cancel = threading.Event()
-        self._files = [_File(file, choose(file, strategy)) for file in checkpoint.files]
+        assert checkpoint.folder is not None
+        self._files = [_File(checkpoint.folder, file, choose(file, strategy)) for file in checkpoint.files]
         self._steps = self._plan()
         self._threads = [
             threading.Thread(target=self._run, name=f"weights-{i}", daemon=True)
@@ -259,15 +263,16 @@ class Image:
 class _File:
     """One file's image and the source that fills it."""
 
-    def __init__(self, file: ShardFile, choice: Choice) -> None:
+    def __init__(self, folder: Folder, file: ShardFile, choice: Choice) -> None:
         self.size = file.size
+        self._folder = folder
+        self._file = file
         self.choice = choice
-        self._identity = file.identity
-        self.source = self._open(file.path)
+        self.source = self._open()
         self.is_cold = not choice.ordered and self.choice.strategy == "direct" and choice.resident < _COLD
         self._cached = self.source
         if self.choice.strategy == "direct" and not choice.ordered:
-            self._cached = FileSource(file.path, pinned=self.source.identity)
+            self._cached = folder.source(file)
         self.memory = self._map() if choice.strategy == "map" else self._allocate()
         self._view = memoryview(self.memory)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
@@ -288,6 +293,7 @@ class _File:
         """Whether a range of a file that is read directly need not come from the device."""
         if self._cached is self.source or self.choice.resident < _COLD:
             return False
+        assert isinstance(self.source, FileSource)
         return (resident_fraction(self.source.fileno(), offset, length) or 0.0) >= _RESIDENT
 
     def heed(self, trial: Trial) -> None:
@@ -316,16 +322,17 @@ class _File:
         # Older than Linux 5.14: touch one byte of each page instead.
         bytes(self._view[offset : offset + length : mmap.PAGESIZE])
 
-    def _open(self, path: str) -> FileSource:
+    def _open(self) -> Source:
         if self.choice.strategy == "direct":
             try:
-                return FileSource(path, direct=True, pinned=self._identity)
+                return self._folder.source(self._file, direct=True)
             except StorageError as error:
                 self._fall_back(error)
-        return FileSource(path, pinned=self._identity)
+        return self._folder.source(self._file)
 
     def _map(self) -> mmap.mmap:
         try:
+            assert isinstance(self.source, FileSource)
             # Private and writable: torch warns about memory that it must not write.
             return mmap.mmap(
                 self.source.fileno(), self.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE

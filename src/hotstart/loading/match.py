@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -18,7 +19,6 @@ from hotstart.checkpoint.base import Checkpoint, TensorRef
 from hotstart.checkpoint.wording import count, few
 from hotstart.errors import HotstartError, ModelError, raise_all
 from hotstart.models.spec import WeightSpec
-from hotstart.storage.access import read_error
 
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Stored dtypes that a model can be served from, and torch's names."""
@@ -175,18 +175,22 @@ def _equal(one: TensorRef, other: TensorRef, checkpoint: Checkpoint) -> bool:
     """Compares the stored bytes, in steps: a head may be larger than memory allows twice."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    path = checkpoint.files[one.file].path
+    assert checkpoint.folder is not None
+    left = checkpoint.folder.source(checkpoint.files[one.file])
+    right = checkpoint.folder.source(checkpoint.files[other.file])
+    stop = threading.Event()
     try:
-        with open(path, "rb", buffering=0) as left:
-            path = checkpoint.files[other.file].path
-            with open(path, "rb", buffering=0) as right:
-                return all(
-                    os.pread(left.fileno(), min(_STEP, one.nbytes - done), one.offset + done)
-                    == os.pread(right.fileno(), min(_STEP, one.nbytes - done), other.offset + done)
-                    for done in range(0, one.nbytes, _STEP)
-                )
-    except OSError as error:
-        raise read_error(path, error) from None
+        for done in range(0, one.nbytes, _STEP):
+            length = min(_STEP, one.nbytes - done)
+            pair = bytearray(length), bytearray(length)
+            left.read_into(memoryview(pair[0]), one.offset + done, stop)
+            right.read_into(memoryview(pair[1]), other.offset + done, stop)
+            if pair[0] != pair[1]:
+                return False
+        return True
+    finally:
+        left.close()
+        right.close()
 
 
 def _unknown(known: set[str], checkpoint: Checkpoint) -> tuple[list[str], list[str]]:

@@ -22,7 +22,7 @@ from hotstart.device.base import HostBuffer
 from hotstart.errors import EngineError, HotstartError, StorageError
 from hotstart.loading.arena import Arena
 from hotstart.loading.pace import Pace
-from hotstart.storage.source import FileSource, ReadCancelled
+from hotstart.storage.source import ReadCancelled, Source
 from hotstart.units import format_rate, format_seconds, format_size
 
 THREADS = 8
@@ -248,12 +248,14 @@ class Loading:
             self._errors.append(error)
         self._stop.set()
 
-    def _open(self, checkpoint: Checkpoint) -> dict[int, FileSource]:
-        files: dict[int, FileSource] = {}
+    def _open(self, checkpoint: Checkpoint) -> dict[int, Source]:
+        folder = checkpoint.folder
+        assert folder is not None
+        files: dict[int, Source] = {}
         try:
             for index in sorted({chunk.file for chunk in self._chunks}):
                 file = checkpoint.files[index]
-                files[index] = FileSource(file.path, pinned=file.identity)
+                files[index] = folder.source(file)
         except BaseException:
             for source in files.values():
                 source.close()

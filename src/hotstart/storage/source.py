@@ -47,6 +47,10 @@ class Source(Protocol):
         """
         ...
 
+    def verify(self) -> None:
+        """Raise StorageError when the content is not the pinned one any more."""
+        ...
+
     def close(self) -> None:
         """Let go of it."""
         ...
