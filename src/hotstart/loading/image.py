@@ -31,7 +31,7 @@ from hotstart.loading.trial import Trial
 from hotstart.storage.mounts import mount_of
 from hotstart.storage.residency import resident_fraction
 from hotstart.storage.source import FileSource, ReadCancelled
-from hotstart.units import format_rate, format_seconds, format_size
+from hotstart.units import format_seconds
 
 STEP = 8 << 20
 _RESIDENT, _COLD = 0.9, 0.05
@@ -67,11 +67,8 @@ class LoadReport(Struct, frozen=True):
     """Longest step of a reader, in seconds: what an import may have held up."""
 
     def __str__(self) -> str:
-        how = "mapped" if self.mapped == self.bytes else "read"
-        return (
-            f"{format_size(self.bytes)} {how} in {format_seconds(self.seconds)} "
-            f"({format_rate(self.bytes, self.seconds)}), longest stall {format_seconds(self.longest_stall)}"
-        )
+        """What the phase itself does not tell: bytes, seconds and rate are in its line already."""
+        return f"longest stall {format_seconds(self.longest_stall)}"
 
 
 def choose(file: ShardFile, strategy: str = "auto") -> Choice:
