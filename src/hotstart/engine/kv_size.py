@@ -11,6 +11,7 @@ unasked.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -21,6 +22,12 @@ CPU_FIXED = 450 << 20
 """Bytes: both processes' code and heaps beside weights and KV cache (measured as PSS)."""
 CUDA_FIXED = 1536 << 20
 """Bytes: context, libraries' workspaces, and graphs captured later."""
+
+
+_LARGEST_SHARE = 0.98
+"""Of the memory; a larger one is not advised."""
+_USUAL_SHARE = 0.9
+"""Whoever gave less had this machine in mind, not the larger one that is advised."""
 
 
 class Memory(Struct, frozen=True):
@@ -81,10 +88,12 @@ def kv_size(
     model_max_len: int,
     block_size: int,
     given_by: SizeFlag = SizeFlag(),  # noqa: B008 - frozen
+    smaller_step: Callable[[int], list[str]] = lambda room: [],
 ) -> KVSize:
     """Decide. ``requested`` is in bytes; ``given_by`` is the flag behind it.
 
-    ``max_model_len`` None: the model's; -1: as long as fits. Raises DeviceError (exit 5).
+    ``max_model_len`` None: the model's; -1: as long as fits. ``smaller_step`` says how activations
+    would take so many bytes at most, for advice. Raises DeviceError (exit 5).
     """
     share = int(memory.limit * utilization)
     other = max(0, memory.limit - memory.free)
@@ -99,11 +108,14 @@ def kv_size(
     if requested is not None:
         limit = memory.free - need.weights - need.activations - need.fixed
         if requested > limit:
+            ways = ["pass a smaller value", "leave the flag out to have it computed"] if limit > 0 else []
+            ways += smaller_step(need.activations + limit - requested)
+            total = need.weights + need.activations + need.fixed + requested
             raise DeviceError(
                 f"{given_by.of(requested)} ({format_size(requested)}) is more than is free on "
                 f"{memory.name}: {arithmetic}",
                 expected=f"at most {max(0, limit) // given_by.unit}",
-                advice="Pass a smaller value, or leave the flag out to have it computed",
+                advice="To start, " + ", or ".join(ways or _more_memory(memory, total, other, 1.0)),
             )
         size, reason = requested, f"as given by {given_by.name}; nothing was measured"
     else:
@@ -123,9 +135,13 @@ def kv_size(
         )
         total = need.weights + need.activations + need.fixed + kv
         advice = [f"lower --max-model-len to at most {tokens}"] if tokens else []
-        if requested is not None:
+        if requested is None:
+            advice += smaller_step(need.activations + room - kv)
+        else:
             advice.append(f"raise {given_by.name} to at least {-(-kv // given_by.unit)}")
-        advice += _more_memory(memory, total, other, utilization if requested is None else 1.0)
+        more = _more_memory(memory, total, other, utilization if requested is None else 1.0)
+        if not advice or total <= 2 * memory.limit:  # nobody adds that much for want of another flag
+            advice += more
         raise DeviceError(
             found, expected=f"{format_size(total)} in all", advice="To start, " + ", or ".join(advice)
         )
@@ -147,13 +163,14 @@ def _check_loading(memory: Memory, need: Need, arithmetic: str) -> None:
 
 
 def _more_memory(memory: Memory, total: int, other: int, utilization: float) -> list[str]:
-    """Ways to have ``total`` bytes, where ``utilization`` and what others hold leave less."""
-    advice = []
+    """A way to have ``total`` bytes, where ``utilization`` and what others hold leave less."""
     share = math.ceil(total / memory.limit * 100) / 100
-    if utilization < share <= 0.98 and total <= memory.free:
-        advice.append(f"raise --gpu-memory-utilization to {share:.2f}")
-    if total > memory.free or share > utilization:
-        # Sizes are printed with three figures: half a unit more than what is needed.
-        needed = max(total / utilization, total + other) * 1.005
-        advice.append(f"give the server {format_size(needed)}")
-    return advice
+    if utilization < share <= _LARGEST_SHARE and total <= memory.free:
+        return [f"raise --gpu-memory-utilization to {share:.2f}"]
+    if total <= memory.free and share <= utilization:
+        return []
+    usual = max(utilization, _USUAL_SHARE)
+    # Sizes are printed with three figures: half a unit more than what is needed.
+    needed = max(total / usual, total + other) * 1.005
+    with_share = f" and raise --gpu-memory-utilization to {usual:g}" if usual > utilization else ""
+    return [f"give the server {format_size(needed)}{with_share}"]
