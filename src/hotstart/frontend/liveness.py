@@ -64,12 +64,15 @@ class Liveness:
         elif state is State.LOADING and idle > self._stall:
             status = "stalled"
             message = f"No progress for {idle:.0f} s in the phase {phase.name if phase else 'start'}."
+        moved, total = (phase.bytes, phase.total) if phase else (0, 0)
+        if self._startup.ready is not None:
+            moved = total = self._startup.ready.weights_bytes
         return LivezResponse(
             status=status,
             phase=phase.name if phase and state is State.LOADING else status,
-            bytes=phase.bytes if phase else 0,
-            total=phase.total if phase else 0,
-            percent=round(100 * phase.bytes / phase.total, 1) if phase and phase.total else None,
+            bytes=moved,
+            total=total,
+            percent=round(100 * moved / total, 1) if total else None,
             seconds_left=self._seconds_left(phase, now) if state is State.LOADING else None,
             elapsed=round(now - self._timeline.origin, 3),
             message=message,
