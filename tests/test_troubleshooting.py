@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -233,6 +235,21 @@ def full_queue(server: RunningServer, tmp_path: Path) -> str:
     return message
 
 
+def short_of_files(server: RunningServer, tmp_path: Path) -> str:
+    """The limit comes down to a few more than are open, and a few clients come."""
+    pid = server.process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (highest + 8, before[1]))
+    with contextlib.ExitStack() as idle:
+        while "refused" not in server.output:
+            client = idle.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            client.recv(1 << 16)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    return server.output
+
+
 def killed_engine(server: RunningServer, tmp_path: Path) -> str:
     model = server.process.args[4]  # type: ignore[index]
     with RunningServer(model, log=tmp_path / "log") as doomed:
@@ -247,6 +264,7 @@ SERVING: dict[str, Callable[[RunningServer, Path], str]] = {
     "Requests get 503": early_request,
     "The model is not found": lambda server, _: request(server, model="other"),
     "Requests get 429": full_queue,
+    "Connections are refused": short_of_files,
     "Chat does not work, completions do": lambda server, _: server.output,
     "The engine was killed": killed_engine,
     "The cache cannot be written": lambda server, _: server.output,

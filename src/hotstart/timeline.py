@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -31,6 +31,11 @@ class Phase(msgspec.Struct, kw_only=True):
         """Length so far, in seconds."""
         end = self.end if self.end is not None else (time.monotonic() if now is None else now)
         return max(0.0, end - self.start)
+
+    @property
+    def moves(self) -> bool:
+        """Whether bytes of it are still to come."""
+        return self.end is None and self.bytes < self.total
 
 
 Listener = Callable[[Phase], None]
@@ -113,6 +118,22 @@ class Timeline:
                 for p in self.phases()
             ],
         }
+
+
+def awaited(phases: Sequence[Phase]) -> list[Phase]:
+    """The open ones of ``phases``: what moves bytes, what counts none, what has all of its bytes.
+
+    The last kind only waits for others, so it is never what a start stands still for. The import of
+    torch is among them although the engine reports it when it is over: it begins where python's own
+    start ends.
+    """
+    running = [phase for phase in phases if phase.end is None]
+    engine = {phase.name: phase for phase in phases if phase.process == "engine"}
+    python = engine.get("python start")
+    if python is not None and python.end is not None and "import torch" not in engine:
+        running.append(Phase(name="import torch", process="engine", start=python.end))
+        running.sort(key=lambda phase: phase.start)
+    return sorted(running, key=lambda phase: 0 if phase.moves else 2 if phase.total else 1)
 
 
 def process_start(pid: int | None = None) -> float:

@@ -60,6 +60,16 @@ def test_phases_appear_with_their_process(runs: Runs) -> None:
     assert row(report.table(runs, "tiny").partition("other\n")[0], "    engine: import torch")[0] == "0.800"
 
 
+def test_no_name_of_a_phase_is_cut_and_the_columns_stay_in_line(runs: Runs) -> None:
+    name = "a phase with a name that is longer than all others"
+    phases = ({"process": "frontend", "name": name, "start": 0.0, "end": 0.1},)
+    runs.starts["other"] = [Start(0.2, 1.4, 1.5, True, 0.06, 0.04, phases)]
+    lines = report.table(runs, "tiny").splitlines()
+    [long] = [line for line in lines if line.startswith(f"    frontend: {name}  0.100")]
+    [head] = [line for line in lines if line.strip().startswith("seconds")]
+    assert head.index("seconds") == long.index("0.100")
+
+
 def test_start_without_a_model_has_no_floor(runs: Runs) -> None:
     runs.floors, runs.reads = [], []
     assert "floor" not in report.table(runs, "").split("x floor")[1]

@@ -52,9 +52,18 @@ def test_each_phase_that_ends_is_one_line(
     timeline.end(phase)
     timeline.end(timeline.begin("first step", start=100.2), at=100.25)
     assert caplog.messages == [
-        "read weights: 269 MB in 110 ms (2.45 GB/s), mapped",
-        "first step: 50 ms",
+        "read weights: 269 MB in 110 ms (2.45 GB/s), done at 110 ms, mapped",
+        "first step: 50 ms, done at 250 ms",
     ]
+
+
+def test_a_phase_that_ended_before_anybody_followed_has_its_line_too(
+    timeline: Timeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    timeline.end(timeline.begin("parse flags, spawn", start=100.0), at=100.07)
+    Progress(timeline)
+    assert caplog.messages == ["parse flags, spawn: 70 ms, done at 70 ms"]
 
 
 def test_without_a_terminal_a_long_phase_speaks_at_least_every_5_seconds(
@@ -102,7 +111,7 @@ def test_a_line_of_a_phase_counts_as_a_sign_of_life(
     tick_for(4.0, progress, clock)
     timeline.end(timeline.begin("checks", start=103.0), at=104.0)
     tick_for(4.0, progress, clock)
-    assert caplog.messages == ["checks: 1.00 s"]
+    assert caplog.messages == ["checks: 1.00 s, done at 4.00 s"]
 
 
 class Terminal(io.StringIO):
@@ -127,6 +136,45 @@ def test_on_a_terminal_a_bar_shows_what_is_going_on(timeline: Timeline, clock: C
     assert terminal.bottom().startswith("█" * 12 + "░" * 12 + " read weights: 50 %")
     progress.stop()
     assert terminal.bottom() == ""
+
+
+def test_a_phase_with_all_its_bytes_is_not_what_the_bar_waits_for(timeline: Timeline, clock: Clock) -> None:
+    terminal = Terminal()
+    progress = Progress(timeline, clock=clock, screen=Screen(terminal))
+    phase = timeline.begin("read weights", total=1000, start=100.0)
+    timeline.begin("build model", start=100.5)
+    timeline.progress(phase, 1000)
+    clock.now += 2
+    progress.tick()
+    assert terminal.bottom() == "build model: for 1.50 s · read weights 100 %"
+
+
+def test_the_import_of_torch_is_awaited_before_the_engine_reports_it(
+    timeline: Timeline, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    timeline.end(timeline.begin("python start", start=100.0), at=100.5)
+    progress = Progress(timeline, clock=clock)
+    tick_for(5.0, progress, clock)
+    assert caplog.messages[1:] == ["import torch: for 4.00 s"]
+    timeline.end(timeline.begin("import torch", start=100.5), at=106.0)
+    tick_for(5.0, progress, clock)
+    assert caplog.messages[3:] == ["starting for 9.50 s"]
+
+
+def test_on_a_terminal_the_table_has_the_phases_and_the_log_what_has_no_room_there(
+    timeline: Timeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    progress = Progress(timeline, screen=Screen(Terminal()))
+    why = "direct (0% resident in the page cache; reading past it saves a copy); longest stall 25 ms"
+    phase = timeline.begin("read weights", total=1000, start=100.0)
+    timeline.progress(phase, 1000)
+    timeline.end(phase, detail=why, at=100.1)
+    timeline.end(timeline.begin("first step", start=100.2), detail="held request", at=100.3)
+    assert progress.tabular
+    assert caplog.messages == [f"read weights: {why}"]
+    assert "10.0 kB/s, direct\n" in startup_table(timeline)
 
 
 def test_log_lines_go_above_the_bar() -> None:
@@ -200,10 +248,19 @@ def test_the_table_shows_when_each_phase_ran() -> None:
     ]
 
 
+def test_a_row_that_would_pass_100_columns_says_less() -> None:
+    timeline = example()
+    timeline.end(timeline.begin("a phase with a rather long name", start=100.0), at=100.07)
+    rows = startup_table(timeline).splitlines()
+    assert max(map(len, rows)) <= 100
+    [reading] = [row for row in rows if row.startswith("read weights")]
+    assert reading.endswith("  269 MB")
+
+
 def test_the_table_can_be_plain_ascii() -> None:
     table = startup_table(example(), ascii_only=True)
     assert table.isascii()
-    assert table.count("#") > 40
+    assert table.count("#") > 32
 
 
 def test_the_table_of_nothing_says_so(timeline: Timeline) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -28,6 +30,7 @@ def size(
     need: Need = NEED,
     block_size: int = 16,
     given_by: SizeFlag = SizeFlag(),  # noqa: B008 - frozen
+    smaller_step: Callable[[int], list[str]] = lambda room: [],
 ) -> KVSize:
     memory = Memory("the GPU", limit, "machine", limit if free is None else free)
     return kv_size(
@@ -39,6 +42,7 @@ def size(
         model_max_len=model_max_len,
         block_size=block_size,
         given_by=given_by,
+        smaller_step=smaller_step,
     )
 
 
@@ -143,10 +147,48 @@ def test_memory_that_others_hold_is_not_had_by_a_higher_share() -> None:
     assert "--gpu-memory-utilization" not in error.value.advice
 
 
+@pytest.mark.parametrize("utilization", [0.01, 1e-300])
+def test_smallest_share_that_works_is_advised_and_no_larger_machine(utilization: float) -> None:
+    with pytest.raises(DeviceError) as error:
+        size(utilization=utilization)
+    assert error.value.advice == "To start, raise --gpu-memory-utilization to 0.30"
+    assert size(utilization=0.3).max_model_len == 4096
+    with pytest.raises(DeviceError):
+        size(utilization=0.29)
+
+
+@pytest.mark.parametrize("utilization", [0.01, 1e-300])
+def test_small_share_of_a_small_machine_asks_for_neither_alone(utilization: float) -> None:
+    with pytest.raises(DeviceError) as error:
+        size(utilization=utilization, limit=2 * GB)
+    assert error.value.advice == (
+        "To start, give the server 3.25 GB and raise --gpu-memory-utilization to 0.9"
+    )
+
+
+def test_step_may_take_what_weights_and_one_request_leave() -> None:
+    asked: list[int] = []
+
+    def smaller_step(room: int) -> list[str]:
+        asked.append(room)
+        return ["shrink it"]
+
+    huge = structs.replace(NEED, activations=1000 * GB)
+    with pytest.raises(DeviceError, match="To start, shrink it") as error:
+        size(need=huge, smaller_step=smaller_step)
+    assert "give the server" not in error.value.advice
+    with pytest.raises(DeviceError, match=r"expected at most 0\. To start, shrink it"):
+        size(need=huge, smaller_step=smaller_step, requested=GB)
+    for room, requested in zip(asked, (None, GB), strict=True):
+        assert size(need=structs.replace(NEED, activations=room), requested=requested).tokens >= 4096
+        with pytest.raises(DeviceError):
+            size(need=structs.replace(NEED, activations=room + 1), requested=requested)
+
+
 @given(
     limit=st.integers(1, 200).map(lambda g: g * GB // 4),
     held=st.floats(0, 0.9),
-    utilization=st.floats(0.1, 1.0),
+    utilization=st.one_of(st.floats(0.1, 1.0), st.sampled_from([1e-300, 0.001, 0.01])),
     weights=st.integers(1, 100 * GB),
     kv_per_token=st.integers(1, 10**6),
     block_size=st.sampled_from([16, 32, 128]),
@@ -184,27 +226,30 @@ def test_every_advice_starts_the_server(
         assert fits.tokens * kv_per_token <= fits.bytes
         return
     assert message.advice
-    tried = 0
-    for pattern, apply in {
+    share = re.search(r"and raise --gpu-memory-utilization to ([\d.]+)", message.advice)
+    changes: dict[str, Callable[[str], dict[str, Any]]] = {
         r"--max-model-len to at most (\d+)": lambda value: {"max_model_len": int(value)},
-        r"--gpu-memory-utilization to ([\d.]+)": lambda value: {"utilization": float(value)},
+        r"(?<!and )raise --gpu-memory-utilization to ([\d.]+)": lambda value: {"utilization": float(value)},
         r"--kv-cache-memory-bytes to at least (\d+)": lambda value: {
             "requested": int(value),
             "limit": 1000 * GB,
             "free": 1000 * GB,
         },
         r"give the server ([\d.]+ \w+)": lambda value: {
+            "utilization": utilization if share is None else float(share[1]),
             "limit": parse_size(value.replace(" ", "")),
             "free": parse_size(value.replace(" ", "")) - used,
             "requested": None
             if requested is None
             else int(context * kv_per_token + block_size * kv_per_token),
         },
-    }.items():
+    }
+    tried = 0
+    for pattern, apply in changes.items():
         match = re.search(pattern, message.advice)
         if match is not None:
             tried += 1
-            assert size(**{**case, **apply(match[1])}).max_model_len > 0  # type: ignore[arg-type]
+            assert size(**{**case, **apply(match[1])}).max_model_len > 0
     assert tried
 
 

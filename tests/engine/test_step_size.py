@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from msgspec import structs
 
 from hotstart.config.settings import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
+from hotstart.device import host
 from hotstart.engine.assemble import Prepared, prepare, size_kv
-from hotstart.errors import ConfigError
+from hotstart.errors import ConfigError, DeviceError
 
 
 @pytest.fixture
@@ -65,3 +67,48 @@ def test_by_default_a_step_has_a_token_for_each_running_request(prepared: Callab
     assert (few.max_num_seqs, few.max_num_batched_tokens) == (32, 32)
     many = prepared(max_num_seqs=4096)
     assert (many.max_num_seqs, many.max_num_batched_tokens) == (4096, 4096)
+
+
+@pytest.mark.parametrize(
+    ("given", "advised"),
+    [
+        ({"max_num_seqs": 10**7}, ["--max-num-seqs"]),
+        ({"max_num_batched_tokens": 10**9}, ["--max-num-batched-tokens"]),
+        (
+            {"max_num_seqs": 10**9, "max_num_batched_tokens": 10**9},
+            ["--max-num-seqs", "--max-num-batched-tokens"],
+        ),
+        ({"max_num_seqs": 64, "max_num_batched_tokens": 10**9}, ["--max-num-batched-tokens"]),
+        ({"max_num_batched_tokens": 10**9, "enable_chunked_prefill": False}, ["--max-num-batched-tokens"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("cache", [None, 1 << 20], ids=["computed", "given"])
+def test_step_too_large_for_memory_names_its_flag_and_the_largest_value_that_fits(
+    given: dict[str, int],
+    advised: list[str],
+    cache: int | None,
+    prepared: Callable[..., Prepared],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "memory", lambda: host.HostMemory(4 << 30, "machine", 4 << 30))
+
+    def start(**scheduler: int | bool) -> None:
+        found = prepared(**scheduler)
+        config = structs.replace(found.config, cache=CacheConfig(kv_cache_memory_bytes=cache))
+        found.config = config
+        size_kv(found)
+
+    with pytest.raises(DeviceError) as caught:
+        start(**given)
+    assert "give the server" not in caught.value.advice
+    values = {
+        flag: int(value)
+        for flag, value in re.findall(r"(--max-num-[a-z-]+) to (?:at most )?(\d+)", caught.value.advice)
+    }
+    assert list(values) == advised
+    followed = {flag[2:].replace("-", "_"): value for flag, value in values.items()}
+    start(**(given | followed))
+    last = advised[-1][2:].replace("-", "_")
+    with pytest.raises(DeviceError):
+        start(**(given | followed | {last: followed[last] + 1}))

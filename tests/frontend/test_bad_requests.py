@@ -123,6 +123,7 @@ def test_a_wrong_message_is_named(server: Running, messages: Any, param: str) ->
         ("/v1/chat/completions", "guided_json", {"type": "object"}),
         ("/v1/chat/completions", "structured_outputs", {"regex": "a+"}),
         ("/v1/chat/completions", "audio", {"voice": "x"}),
+        ("/v1/chat/completions", "web_search_options", {"user_location": None}),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(server: Running, path: str, field: str, value: Any) -> None:
@@ -143,8 +144,11 @@ def test_what_is_not_supported_is_refused_by_name(server: Running, path: str, fi
         {"use_beam_search": False},
     ],
 )
-def test_neutral_values_of_unsupported_fields_are_accepted(server: Running, extra: dict[str, Any]) -> None:
+def test_neutral_values_of_unsupported_fields_are_accepted_without_a_word(
+    server: Running, extra: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     assert server.ask("/v1/chat/completions", **CHAT, **extra).result(PATIENCE).status_code == 200
+    assert not [message for message in caplog.messages if "request field" in message]
 
 
 @pytest.mark.parametrize(

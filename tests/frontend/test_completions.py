@@ -122,6 +122,23 @@ def test_echo_without_tokens_returns_the_prompt_alone(server: Running, client: o
     assert "".join(choice.logprobs.tokens) == "<s>the"
 
 
+def test_an_echo_alone_costs_no_token_of_an_answer(server: Running) -> None:
+    server.engine.answer_with([42])
+    usage = post(server, echo=True, max_tokens=0)["usage"]
+    prompt = len(server.text.tokenizer.encode("the"))
+    assert (usage["completion_tokens"], usage["total_tokens"]) == (0, prompt)
+
+
+def test_max_completion_tokens_bounds_completions_too(server: Running) -> None:
+    server.engine.answer_with([42] * 4)
+    assert post(server, max_completion_tokens=2, max_tokens=3)["usage"]["completion_tokens"] == 2
+
+
+def test_the_best_of_as_many_as_are_answered_are_all_of_them(server: Running) -> None:
+    server.engine.answer_with([42])
+    assert len(post(server, n=2, best_of=2)["choices"]) == 2
+
+
 def test_logprobs_list_every_token_with_the_best_beside_it(server: Running) -> None:
     server.engine.answer_with(server.ids(" fox"))
     logprobs = post(server, logprobs=2)["choices"][0]["logprobs"]

@@ -121,6 +121,13 @@ def test_livez_reports_phase_and_progress(launch: Launch) -> None:
     assert report["seconds_left"] == pytest.approx(3 * report["elapsed"], rel=0.5)
 
 
+def test_livez_of_a_ready_server_counts_the_weights(server: Running) -> None:
+    with server.client() as client:
+        report = client.get("/livez").json()
+    assert (report["status"], report["phase"], report["percent"]) == ("ready", "ready", 100.0)
+    assert (report["bytes"], report["total"]) == (READY.weights_bytes, READY.weights_bytes)
+
+
 def test_startup_json_shows_the_phases_of_both_processes(launch: Launch) -> None:
     server = launch()
     with server.timeline.phase("check"):

@@ -52,7 +52,7 @@ import signal, subprocess, sys
 with subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
     for line in server.stdout:
         print(line, end="", flush=True)
-        if line.endswith("hotstart: ready\\n"):
+        if "hotstart: ready after " in line:
             server.send_signal(signal.SIGTERM)
 sys.exit(server.returncode)
 """
@@ -165,6 +165,19 @@ def test_a_cache_root_that_is_read_only_or_full_costs_one_line(
     [line] = [line for line in output.splitlines() if str(place) in line]
     assert f"cache root {place} (HOTSTART_CACHE_ROOT) cannot be written ({obstacle}" in line
     assert "this start goes on without caches" in line
+
+
+@pytest.mark.skipif(
+    not possible("unshare", "--user", "--map-root-user", "--mount"), reason="no mount namespaces here"
+)
+def test_a_machine_without_proc_costs_one_line(tiny_model: Model) -> None:
+    script = 'mount -t tmpfs none /proc && exec "$@"'
+    inside = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh")
+    code, output = start_and_stop(tiny_model(), inside=inside, env={})
+    assert code == 0
+    [line] = [line for line in output.splitlines() if "hotstart: /proc cannot be read" in line]
+    assert "WARN" in line
+    assert "Traceback" not in output
 
 
 def test_variables_of_a_service_named_hotstart_cost_one_line(tmp_path: Path) -> None:

@@ -96,10 +96,10 @@ def test_a_reset_forgets_the_prefixes_of_earlier_requests(server: RunningServer)
 
 
 def test_what_it_serves_on_is_one_line(server: RunningServer) -> None:
-    server.until(lambda: " ready\n" in server.output)
+    server.until(lambda: ": ready after " in server.output)
     (line,) = (line for line in server.output.splitlines() if "serving on cpu, " in line)
     assert "float32, context 512, at most " in line
-    assert line.endswith("sequences and 2048 tokens a step; first step: probe")
+    assert line.endswith("sequences and 2048 tokens a step")
 
 
 def test_a_client_that_goes_away_frees_its_request(server: RunningServer) -> None:
@@ -227,7 +227,7 @@ def test_a_unix_socket_serves_and_is_replaced_after_a_kill(tiny_model: Model, tm
 def test_a_unix_socket_is_taken_away_at_the_end(tiny_model: Model, tmp_path: Path, ready: bool) -> None:
     path = tmp_path / "hotstart.sock"
     with RunningServer(tiny_model(), "--uds", str(path), log=tmp_path / "log") as server:
-        server.until(lambda: " ready\n" in server.output if ready else _listens(path))
+        server.until(lambda: ": ready after " in server.output if ready else _listens(path))
         assert server.terminate() in ((0,) if ready else (143,))
     assert not path.exists()
 

@@ -90,7 +90,7 @@ def test_with_json_every_line_until_the_exit_is_an_object(tiny_model: Model, tmp
     entries = [json.loads(line) for line in server.output.splitlines()]
     assert all({"timestamp", "level", "logger", "message"} <= entry.keys() for entry in entries)
     messages = [entry["message"] for entry in entries]
-    assert "ready" in messages
+    assert any(message.startswith("ready after ") for message in messages)
     assert "a library speaks" in messages
     assert any("something is deprecated" in message for message in messages)
     assert (entries[-1]["level"], entries[-1]["exit_code"]) == ("error", 6)
@@ -170,6 +170,9 @@ def test_a_printed_cache_size_is_taken_back_without_measuring(tiny_model: Model,
         server.until_ready()
         server.until(lambda: "hotstart: ready" in server.output)
     [printed] = re.findall(r"KV cache: .* x 0\.3 = .*: (--kv-cache-memory-bytes=\d+)\n", server.output)
+    assert re.search(
+        r"KV cache: at most .* tokens, which take memory only as they are written; ", server.output
+    )
     with RunningServer(tiny_model(), printed, log=tmp_path / "second") as server:
         server.until_ready()
         server.until(lambda: "hotstart: ready" in server.output)
@@ -201,7 +204,7 @@ def test_on_a_terminal_a_bar_moves_below_whole_lines(large_model: Path, tmp_path
     )
     os.close(theirs)
     try:
-        written = read_terminal(ours, until=b"ready\r\n")
+        written = read_terminal(ours, until=re.compile(rb"hotstart: ready after .*\r\n"))
         [engine] = children(server.pid)
         server.terminate()
         assert server.wait(60) == 0
@@ -214,16 +217,19 @@ def test_on_a_terminal_a_bar_moves_below_whole_lines(large_model: Path, tmp_path
     assert all(len(bar) < 80 for bar in bars)
     lines = screen(written)
     assert any(line.endswith("WARN  engine: a library speaks") for line in lines)
-    assert lines[-1].endswith("hotstart: ready")
+    assert re.search(r"hotstart: ready after [\d.]+ m?s$", lines[-1])
+    rows = lines[next(i for i, line in enumerate(lines) if line.endswith("hotstart: start timeline")) + 1 :]
+    assert [line.split("engine")[0].strip() for line in rows if " engine " in line][-1] == "first step"
+    assert not [line for line in lines if " INFO  start: first step: " in line]
     assert not [line for line in lines if "░" in line]
     for line in lines:
         assert line.count(" INFO ") + line.count(" WARN ") <= 1
 
 
-def read_terminal(descriptor: int, *, until: bytes) -> str:
-    """What a terminal was sent, up to the end of ``until``."""
+def read_terminal(descriptor: int, *, until: re.Pattern[bytes]) -> str:
+    """What a terminal was sent, until ``until`` is among it."""
     data, deadline = b"", time.monotonic() + 60
-    while until not in data:
+    while not until.search(data):
         assert select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0], data
         data += os.read(descriptor, 65536)
     return data.decode()

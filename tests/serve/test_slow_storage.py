@@ -109,6 +109,22 @@ def test_an_engine_that_computes_is_not_stalled_where_no_bytes_are_counted() -> 
     assert liveness.report().status == "stalled"
 
 
+def test_a_phase_with_all_its_bytes_is_not_what_a_start_stands_still_in() -> None:
+    """The weights have arrived and torch is still being imported: the engine computes, so it is alive."""
+    now, cpu = [0.0], [0.0]
+    timeline = Timeline("engine", origin=0.0)
+    liveness = Liveness(Startup(), timeline, stall=60, cpu_seconds=lambda: cpu[0], clock=lambda: now[0])
+    timeline.end(timeline.begin("python start", start=0.0), at=0.5)
+    timeline.progress(timeline.begin("read weights", total=1000, start=1.0), 1000)
+    for _ in range(5):
+        now[0] += 50
+        cpu[0] += 1
+        report = liveness.report()
+        assert (report.status, report.phase, report.percent) == ("loading", "import torch", None)
+    now[0] += 61
+    assert liveness.report().message == "No progress for 61 s in the phase import torch."
+
+
 def test_a_download_is_a_phase_that_counts_its_bytes(tiny_model: Model, tmp_path: Path) -> None:
     files = {file.name: file.read_bytes() for file in tiny_model().iterdir()}
     with hub_stand_in.serve(hub_stand_in.Hub("org/tiny", files)) as hub:

@@ -26,18 +26,25 @@ _STEPS: tuple[tuple[str, Callable[[Start], float]], ...] = (
 
 def table(runs: Runs, model: str) -> str:
     """One state of the page cache: seconds as median [least - most], and ratios between medians."""
-    return "\n".join(["", *_head(runs, model), *_floor_rows(runs), *_server_rows(runs), *_notes(runs)])
+    rows = [
+        ("", f"{'seconds':<24}{'x import torch':>14}{'x floor':>9}"),
+        *_floor_rows(runs),
+        *_server_rows(runs),
+    ]
+    width = max(len(label) for label, figures in rows if figures) + 2
+    lines = [f"{label:<{width}}{figures}".rstrip() for label, figures in rows]
+    return "\n".join(["", _title(runs, model), *lines, *_notes(runs)])
 
 
-def _head(runs: Runs, model: str) -> Iterator[str]:
+def _title(runs: Runs, model: str) -> str:
     rounds = len(runs.imports)
     weights = f", {format_size(runs.floors[0].bytes)}" if runs.floors else ""
     name = os.path.basename(model.rstrip("/")) or "start"
-    yield f"{name}{weights}, page cache {runs.state}, rounds: {rounds}, cores: {os.cpu_count()}"
-    yield f"{'':<38}{'seconds':<24}{'x import torch':>14}{'x floor':>9}"
+    return f"{name}{weights}, page cache {runs.state}, rounds: {rounds}, cores: {os.cpu_count()}"
 
 
-def _floor_rows(runs: Runs) -> Iterator[str]:
+def _floor_rows(runs: Runs) -> Iterator[tuple[str, str]]:
+    """Label and figures of each row."""
     yield _row("import torch", runs.imports)
     if runs.reads:
         yield _row("plain read of the bytes", runs.reads)
@@ -49,9 +56,9 @@ def _floor_rows(runs: Runs) -> Iterator[str]:
     yield _row("  one eager forward", [floor.forward for floor in runs.floors])
 
 
-def _server_rows(runs: Runs) -> Iterator[str]:
+def _server_rows(runs: Runs) -> Iterator[tuple[str, str]]:
     for name, starts in runs.starts.items():
-        yield name
+        yield name, ""
         for label, moment in _STEPS:
             yield _row(f"  {label}", [moment(start) for start in starts], runs)
         for label, seconds in phases(starts).items():
@@ -95,18 +102,17 @@ def median_start(starts: Sequence[Start]) -> Start:
     return sorted(starts, key=lambda start: start.first_token)[(len(starts) - 1) // 2]
 
 
-def _row(label: str, seconds: Sequence[float], runs: Runs | None = None) -> str:
+def _row(label: str, seconds: Sequence[float], runs: Runs | None = None) -> tuple[str, str]:
     middle = median(seconds)
     text = f"{middle:.3f}"
     if len(seconds) > 1:
         text += f" [{min(seconds):.3f} - {max(seconds):.3f}]"
-    line = f"{label[:37]:<38}{text:<24}"
-    if runs is None:
-        return line.rstrip()
-    line += f"{middle / median(runs.imports):>14.2f}"
-    if runs.floors:
-        line += f"{middle / median([floor.total for floor in runs.floors]):>9.2f}"
-    return line
+    figures = f"{text:<24}"
+    if runs is not None:
+        figures += f"{middle / median(runs.imports):>14.2f}"
+    if runs is not None and runs.floors:
+        figures += f"{middle / median([floor.total for floor in runs.floors]):>9.2f}"
+    return label, figures
 
 
 def as_json(results: Sequence[Runs], model: str) -> str:

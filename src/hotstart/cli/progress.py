@@ -1,8 +1,9 @@
 """What a person sees of a start: a line for each phase, a bar or lines while it lasts, a table.
 
 All are views of a :class:`~hotstart.timeline.Timeline`. On a terminal one line below the log shows
-what is going on. Elsewhere nothing is ever overwritten: whatever takes long is reported by a full
-line at least every 5 s, since a silent server looks like a dead one.
+what is going on, and a table at the end what went on. Elsewhere nothing is ever overwritten: each
+phase is a line when it ends, and whatever takes long is reported by a full line at least every 5 s,
+since a silent server looks like a dead one.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
 from typing import TextIO
 
 from hotstart.errors import StorageError
-from hotstart.timeline import Phase, Timeline
+from hotstart.timeline import Phase, Timeline, awaited
 from hotstart.units import format_rate, format_seconds, format_size
 
 log = logging.getLogger("hotstart.start")
@@ -28,6 +30,7 @@ BAR_TICK_SECONDS = 0.1
 BAR_AFTER_SECONDS = 0.4
 """Shorter phases show no bar: it would only flicker."""
 _BAR_CELLS = 24
+_TABLE_COLUMNS = 100
 
 
 class Screen:
@@ -73,7 +76,8 @@ class Screen:
 class Progress:
     """Follows a timeline until :meth:`stop`. With ``screen`` it draws a bar there, else it logs.
 
-    ``enabled`` off (``--no-use-tqdm-on-load``): only the line of each phase that ended.
+    ``enabled`` off (``--no-use-tqdm-on-load``): only the line of each phase that ended. ``tabular``:
+    phases are left to :func:`startup_table`, and only what it has no room for is logged.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class Progress:
         self._timeline = timeline
         self._screen = screen
         self._enabled = enabled
+        self.tabular = enabled and screen is not None
         self._clock = clock
         self._last_line = clock()
         self._ended: set[tuple[str, str]] = set()
@@ -94,6 +99,8 @@ class Progress:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         timeline.listen(self.heed)
+        for phase in timeline.phases():
+            self.heed(phase)
 
     def start(self) -> None:
         """Begin to tick, on a thread of its own."""
@@ -119,12 +126,15 @@ class Progress:
                 return
             self._ended.add(key)
             self._last_line = self._clock()
-        log.info("%s", ended_line(phase))
+        if not self.tabular:
+            log.info("%s", ended_line(phase, self._timeline.origin))
+        elif phase.detail != _first_words(phase.detail):
+            log.info("%s: %s", phase.name, phase.detail)
 
     def tick(self) -> None:
         """Show what is going on: redraw the bar, or log when nothing was for a while."""
         now = self._clock()
-        running = [phase for phase in self._timeline.phases() if phase.end is None]
+        running = awaited(self._timeline.phases())
         if self._screen is not None:
             long = [phase for phase in running if phase.seconds(now) >= BAR_AFTER_SECONDS]
             self._screen.show(bar_line(long, now) if long else "")
@@ -144,8 +154,8 @@ class Progress:
             self.tick()
 
 
-def ended_line(phase: Phase) -> str:
-    """``read weights: 269 MB in 110 ms (2.45 GB/s), mapped``."""
+def ended_line(phase: Phase, origin: float) -> str:
+    """``read weights: 269 MB in 110 ms (2.45 GB/s), done at 640 ms, mapped``."""
     seconds = phase.seconds()
     if phase.bytes:
         text = (
@@ -153,7 +163,8 @@ def ended_line(phase: Phase) -> str:
         )
     else:
         text = format_seconds(seconds)
-    return f"{phase.name}: {text}" + (f", {phase.detail}" if phase.detail else "")
+    done = format_seconds((time.monotonic() if phase.end is None else phase.end) - origin)
+    return f"{phase.name}: {text}, done at {done}" + (f", {phase.detail}" if phase.detail else "")
 
 
 def running_line(phase: Phase, now: float) -> str:
@@ -172,14 +183,19 @@ def running_line(phase: Phase, now: float) -> str:
 
 
 def bar_line(running: list[Phase], now: float) -> str:
-    """A bar for the phase that knows its total, and the names of what runs beside it; no newline."""
-    main = next((phase for phase in running if phase.total), running[0])
+    """The first of what is awaited, with a bar if it moves bytes, and what runs beside it; no newline."""
+    main, *others = running
     text = running_line(main, now)
-    if main.total:
+    if main.moves:
         full = int(_percent(main) / 100 * _BAR_CELLS)
         text = f"{'█' * full}{'░' * (_BAR_CELLS - full)} {text}"
-    others = [f"{phase.name} {format_seconds(phase.seconds(now))}" for phase in running if phase is not main]
-    return " · ".join([text, *others])[: _columns()]
+    return " · ".join([text, *(_beside(phase, now) for phase in others)])[: _columns()]
+
+
+def _beside(phase: Phase, now: float) -> str:
+    if phase.total:
+        return f"{phase.name} {_percent(phase):.0f} %"
+    return f"{phase.name} {format_seconds(phase.seconds(now))}"
 
 
 def _columns() -> int:
@@ -195,8 +211,8 @@ def _percent(phase: Phase) -> float:
     return min(100.0, 100 * phase.bytes / phase.total)
 
 
-def startup_table(timeline: Timeline, *, cells: int = 40, ascii_only: bool = False) -> str:
-    """The start as a waterfall: a row for each phase, its time, and when it ran.
+def startup_table(timeline: Timeline, *, cells: int = 32, ascii_only: bool = False) -> str:
+    """The start as a waterfall: a row for each phase, its time, and when it ran, in 100 columns.
 
     ``cells``: characters for the time axis, each of two halves.
     """
@@ -214,17 +230,18 @@ def startup_table(timeline: Timeline, *, cells: int = 40, ascii_only: bool = Fal
             _span(
                 (phase.start - timeline.origin) / total, (end - timeline.origin) / total, cells, ascii_only
             ),
-            _remark(phase, now),
         )
         for phase, end in zip(phases, ends, strict=True)
     ]
     name, process, took = (max(len(row[i]) for row in rows) for i in range(3))
     margin = " " * (name + process + took + 6)
+    room = _TABLE_COLUMNS - len(margin) - cells - 2
     lines = [
-        f"{row[0]:<{name}}  {row[1]:<{process}}  {row[2]:>{took}}  {row[3]:<{cells}}  {row[4]}".rstrip()
-        for row in rows
+        f"{row[0]:<{name}}  {row[1]:<{process}}  {row[2]:>{took}}  {row[3]:<{cells}}  "
+        + _remark(phase, now, room)
+        for row, phase in zip(rows, phases, strict=True)
     ]
-    return "\n".join([margin + _axis(total, cells), *lines])
+    return "\n".join([margin + _axis(total, cells), *(line.rstrip() for line in lines)])
 
 
 def _axis(total: float, cells: int) -> str:
@@ -247,15 +264,23 @@ def _span(start: float, end: float, cells: int, ascii_only: bool) -> str:
     )
 
 
-def _remark(phase: Phase, now: float) -> str:
+def _remark(phase: Phase, now: float, room: int) -> str:
+    """As much as there is room for, the most telling first."""
     parts = []
-    if phase.bytes:
-        parts.append(f"{format_size(phase.bytes)}, {format_rate(phase.bytes, phase.seconds(now))}")
     if phase.end is None:
         parts.append("still running")
+    if phase.bytes:
+        parts += [format_size(phase.bytes), format_rate(phase.bytes, phase.seconds(now))]
     if phase.detail:
-        parts.append(phase.detail)
+        parts.append(_first_words(phase.detail))
+    while parts and len(", ".join(parts)) > room:
+        parts.pop()
     return ", ".join(parts)
+
+
+def _first_words(detail: str) -> str:
+    """``direct`` of ``direct (57% resident in the page cache; …)``: the choice without its reason."""
+    return re.split(r" \(|; |, ", detail, maxsplit=1)[0]
 
 
 def write_startup_json(timeline: Timeline, path: str, **also: object) -> None:

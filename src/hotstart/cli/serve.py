@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import logging
     import socket
     import threading
+    from collections.abc import Iterator
     from types import FrameType
     from typing import NoReturn
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from hotstart.config.parse import Parsed
     from hotstart.config.settings import Config
     from hotstart.frontend.startup import Startup
+    from hotstart.messages import Ready
     from hotstart.storage.changes import FileState
 
 # Local checks take less than this. Importing the HTTP side at the same time would slow both down,
@@ -83,7 +85,7 @@ class _Server:
         self.notes = parsed.notes
         self.config = parsed.config
         self.timeline = Timeline("frontend")
-        self.timeline.end(self.timeline.begin("parse flags, spawn engine", start=self.timeline.origin))
+        self.timeline.end(self.timeline.begin("parse flags, spawn", start=self.timeline.origin))
         self.startup: Startup | None = None
         self.progress: Progress | None = None
         self.weights: tuple[FileState, ...] = ()
@@ -254,6 +256,8 @@ class _Server:
 
     def _announce(self) -> None:
         """A listener of the startup: what an operator wants to see once it serves."""
+        import time
+
         from hotstart.frontend.startup import State
 
         startup = self.startup
@@ -262,36 +266,51 @@ class _Server:
             return
         from hotstart.cli.progress import startup_table, write_startup_json
         from hotstart.errors import HotstartError
-        from hotstart.units import format_size
+        from hotstart.units import format_seconds
 
         progress, self.progress = self.progress, None
         progress.stop()
         ready, log = startup.ready, _log()
-        if self.config.log.log_format == "text":
+        took = time.monotonic() - self.timeline.origin
+        if progress.tabular:
             log.info("start timeline\n%s", startup_table(self.timeline))
-        next_time = f"; to skip the computation next time: --kv-cache-memory-bytes={ready.kv_cache_bytes}"
-        log.info(
-            "KV cache: %s, %d tokens: %s%s",
-            format_size(ready.kv_cache_bytes),
-            ready.kv_cache_tokens,
-            ready.kv_cache_reason,
-            "" if self.config.cache.kv_cache_memory_bytes else next_time,
-        )
+        for line in _kv_cache_lines(ready, computed=not self.config.cache.kv_cache_memory_bytes):
+            log.info("KV cache: %s", line)
         if self.config.log.startup_json:
             try:
                 write_startup_json(self.timeline, self.config.log.startup_json)
             except HotstartError as error:
                 log.warning("%s", error)
         log.info(
-            "serving on %s, %s, context %d, at most %d sequences and %d tokens a step; first step: %s",
+            "serving on %s, %s, context %d, at most %d sequences and %d tokens a step",
             ready.device,
             ready.dtype,
             ready.max_model_len,
             ready.max_num_seqs,
             ready.max_num_batched_tokens,
-            ready.first_step,
         )
-        log.info("ready")
+        log.info("ready after %s", format_seconds(took))
+
+
+def _kv_cache_lines(ready: Ready, *, computed: bool) -> Iterator[str]:
+    """How large, and why. On a CPU the size is a bound: pages appear when tokens are written."""
+    from hotstart.units import format_size
+
+    size = f"{format_size(ready.kv_cache_bytes)}, {ready.kv_cache_tokens} tokens"
+    if ready.device.startswith("cpu"):
+        yield (
+            f"at most {size}, which take memory only as they are written; "
+            "for less: --kv-cache-memory-bytes=SIZE"
+        )
+    else:
+        yield size
+    if computed:
+        yield (
+            f"{ready.kv_cache_reason}; to skip the computation next time: "
+            f"--kv-cache-memory-bytes={ready.kv_cache_bytes}"
+        )
+    else:
+        yield ready.kv_cache_reason
 
 
 def _log() -> logging.Logger:

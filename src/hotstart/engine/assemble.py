@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from hotstart.checkpoint.base import Checkpoint, ModelFiles
 from hotstart.checkpoint.files import load_model_files, overrides_of
@@ -28,11 +28,13 @@ from hotstart.models.spec import WeightSpec
 from hotstart.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from hotstart.engine.core import Engine
 
 DEFAULT_MAX_NUM_SEQS = 256
+_FEWEST_TOKENS = 64
+"""Of a step; with fewer a prompt takes longer than anybody waits."""
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -157,6 +159,7 @@ def size_kv(prepared: Prepared) -> KVSize:
         model_max_len=g.max_position_embeddings,
         block_size=block_size,
         given_by=given_by,
+        smaller_step=lambda room: smaller_step(prepared, room),
     )
     _check_step(prepared, kv.max_model_len)
     return kv
@@ -177,6 +180,42 @@ def step_shape(prepared: Prepared) -> StepShape:
         dtype_bytes=_DTYPE_BYTES[prepared.matched.dtype],
         gathers=prepared.placement.gathers,
     )
+
+
+def smaller_step(prepared: Prepared, room: int) -> list[str]:
+    """How a step would take at most ``room`` bytes: one flag, either of two, or both together."""
+    scheduler = prepared.config.scheduler
+    tokens, seqs = prepared.max_num_batched_tokens, prepared.max_num_seqs
+    fewest = min(tokens, _FEWEST_TOKENS)
+    if not scheduler.enable_chunked_prefill:
+        fewest = min(tokens, step_shape(prepared).context)
+
+    def fits(**changed: int) -> bool:
+        replaced = structs.replace(prepared.config, scheduler=structs.replace(scheduler, **changed))
+        return step_shape(structs.replace(prepared, config=replaced)).bytes <= room
+
+    def of_tokens(least: int, **others: int) -> int | None:
+        return _largest(least, tokens, lambda value: fits(max_num_batched_tokens=value, **others))
+
+    ways = []
+    if few := _largest(1, seqs, lambda value: fits(max_num_seqs=value)):
+        ways.append(f"lower --max-num-seqs to at most {few}")
+    if few := of_tokens(max(fewest, scheduler.max_num_seqs or 1)):
+        ways.append(f"lower --max-num-batched-tokens to at most {few}")
+    usual = min(seqs, DEFAULT_MAX_NUM_SEQS)
+    if not ways and (few := of_tokens(max(fewest, usual), max_num_seqs=usual)):
+        ways.append(f"lower --max-num-seqs to {usual} and --max-num-batched-tokens to at most {few}")
+    return ways
+
+
+def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
+    """The largest value below ``high`` that fits, by bisection; None: not even ``low``."""
+    if low >= high or not fits(low):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def _check_step(prepared: Prepared, context: int) -> None:

@@ -11,6 +11,7 @@ unasked.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -21,6 +22,12 @@ CPU_FIXED = 450 << 20
 """Bytes: both processes' code and heaps beside weights and KV cache (measured as PSS)."""
 CUDA_FIXED = 1536 << 20
 """Bytes: context, libraries' workspaces, and graphs captured later."""
+
+
+_LARGEST_SHARE = 0.98
+"""Of the memory; a larger one is not advised."""
+_USUAL_SHARE = 0.9
+"""Whoever gave less had this machine in mind, not the larger one that is advised."""
 
 
 class Memory(Struct, frozen=True):
@@ -34,6 +41,11 @@ class Memory(Struct, frozen=True):
     free: int
     """Bytes free now, with nothing of ours loaded."""
 
+    @property
+    def held(self) -> int:
+        """Bytes that others hold."""
+        return max(0, self.limit - self.free)
+
 
 class Need(Struct, frozen=True):
     """What the model takes, in bytes."""
@@ -45,6 +57,11 @@ class Need(Struct, frozen=True):
     kv_per_token: int
     loading: int = 0
     """The most that weights occupy at once while they are loaded, where that is more than ``weights``."""
+
+    @property
+    def beside_cache(self) -> int:
+        """Everything but the KV cache."""
+        return self.weights + self.activations + self.fixed
 
 
 class SizeFlag(Struct, frozen=True):
@@ -81,30 +98,29 @@ def kv_size(
     model_max_len: int,
     block_size: int,
     given_by: SizeFlag = SizeFlag(),  # noqa: B008 - frozen
+    smaller_step: Callable[[int], list[str]] = lambda room: [],
 ) -> KVSize:
     """Decide. ``requested`` is in bytes; ``given_by`` is the flag behind it.
 
-    ``max_model_len`` None: the model's; -1: as long as fits. Raises DeviceError (exit 5).
+    ``max_model_len`` None: the model's; -1: as long as fits. ``smaller_step`` says how activations
+    would take so many bytes at most, for advice. Raises DeviceError (exit 5).
     """
     share = int(memory.limit * utilization)
-    other = max(0, memory.limit - memory.free)
-    room = min(share, memory.free) - need.weights - need.activations - need.fixed
+    room = min(share, memory.free) - need.beside_cache
     arithmetic = (
         f"{format_size(memory.limit)} ({memory.limited_by}) x {utilization:g} = {format_size(share)}, "
-        f"{format_size(memory.free)} free (others hold {format_size(other)}); "
+        f"{format_size(memory.free)} free (others hold {format_size(memory.held)}); "
         f"weights {format_size(need.weights)}, activations {format_size(need.activations)}, "
         f"processes {format_size(need.fixed)}"
     )
     _check_loading(memory, need, arithmetic)
     if requested is not None:
-        limit = memory.free - need.weights - need.activations - need.fixed
+        limit = memory.free - need.beside_cache
         if requested > limit:
-            raise DeviceError(
-                f"{given_by.of(requested)} ({format_size(requested)}) is more than is free on "
-                f"{memory.name}: {arithmetic}",
-                expected=f"at most {max(0, limit) // given_by.unit}",
-                advice="Pass a smaller value, or leave the flag out to have it computed",
-            )
+            ways = ["pass a smaller value", "leave the flag out to have it computed"] if limit > 0 else []
+            ways += smaller_step(need.activations + limit - requested)
+            ways = ways or _more_memory(memory, need.beside_cache + requested, 1.0)
+            raise _more_than_free(given_by, requested, limit, f"{memory.name}: {arithmetic}", ways)
         size, reason = requested, f"as given by {given_by.name}; nothing was measured"
     else:
         size, reason = max(0, room), arithmetic
@@ -121,14 +137,15 @@ def kv_size(
             f"({wanted} tokens x {need.kv_per_token} bytes), and {format_size(size)} are left on "
             f"{memory.name}: {arithmetic}"
         )
-        total = need.weights + need.activations + need.fixed + kv
-        advice = [f"lower --max-model-len to at most {tokens}"] if tokens else []
-        if requested is not None:
-            advice.append(f"raise {given_by.name} to at least {-(-kv // given_by.unit)}")
-        advice += _more_memory(memory, total, other, utilization if requested is None else 1.0)
-        raise DeviceError(
-            found, expected=f"{format_size(total)} in all", advice="To start, " + ", or ".join(advice)
-        )
+        total = need.beside_cache + kv
+        ways = [f"lower --max-model-len to at most {tokens}"] if tokens else []
+        if requested is None:
+            ways += smaller_step(need.activations + room - kv)
+        else:
+            ways.append(f"raise {given_by.name} to at least {-(-kv // given_by.unit)}")
+        if not ways or total <= 2 * memory.limit:  # nobody adds that much where a flag helps
+            ways += _more_memory(memory, total, utilization if requested is None else 1.0)
+        raise DeviceError(found, expected=f"{format_size(total)} in all", advice=_to_start(ways))
     return KVSize(size, tokens, wanted, reason, arithmetic)
 
 
@@ -136,24 +153,38 @@ def _check_loading(memory: Memory, need: Need, arithmetic: str) -> None:
     """Weights that are converted exist twice for a while, when there is no cache yet."""
     total = need.loading + need.fixed
     if need.loading > need.weights and total > memory.free:
-        held = memory.limit - memory.free
         raise DeviceError(
             f"the weights occupy {format_size(need.loading)} while they are converted, more than is free "
             f"on {memory.name}: {arithmetic}",
             expected=f"{format_size(total)} free",
             advice="To start, serve them as they are stored (--dtype auto), store the checkpoint in "
-            f"that dtype, or give the server {format_size((total + held) * 1.005)}",
+            f"that dtype, or give the server {format_size((total + memory.held) * 1.005)}",
         )
 
 
-def _more_memory(memory: Memory, total: int, other: int, utilization: float) -> list[str]:
-    """Ways to have ``total`` bytes, where ``utilization`` and what others hold leave less."""
-    advice = []
+def _more_than_free(
+    given_by: SizeFlag, requested: int, limit: int, where: str, ways: list[str]
+) -> DeviceError:
+    return DeviceError(
+        f"{given_by.of(requested)} ({format_size(requested)}) is more than is free on {where}",
+        expected=f"at most {max(0, limit) // given_by.unit}",
+        advice=_to_start(ways),
+    )
+
+
+def _to_start(ways: list[str]) -> str:
+    return "To start, " + ", or ".join(ways)
+
+
+def _more_memory(memory: Memory, total: int, utilization: float) -> list[str]:
+    """A way to have ``total`` bytes, where ``utilization`` and what others hold leave less."""
     share = math.ceil(total / memory.limit * 100) / 100
-    if utilization < share <= 0.98 and total <= memory.free:
-        advice.append(f"raise --gpu-memory-utilization to {share:.2f}")
-    if total > memory.free or share > utilization:
-        # Sizes are printed with three figures: half a unit more than what is needed.
-        needed = max(total / utilization, total + other) * 1.005
-        advice.append(f"give the server {format_size(needed)}")
-    return advice
+    if utilization < share <= _LARGEST_SHARE and total <= memory.free:
+        return [f"raise --gpu-memory-utilization to {share:.2f}"]
+    if total <= memory.free and share <= utilization:
+        return []
+    usual = max(utilization, _USUAL_SHARE)
+    # Sizes are printed with three figures: half a unit more than what is needed.
+    needed = max(total / usual, total + memory.held) * 1.005
+    with_share = f" and raise --gpu-memory-utilization to {usual:g}" if usual > utilization else ""
+    return [f"give the server {format_size(needed)}{with_share}"]

@@ -41,12 +41,6 @@ class Chat:
             raise ApiError(400, "prompt_logprobs cannot be streamed.", param="prompt_logprobs")
         if request.top_logprobs and not request.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true.", param="top_logprobs")
-        for name, value in (
-            ("max_completion_tokens", request.max_completion_tokens),
-            ("max_tokens", request.max_tokens),
-        ):
-            if value == 0:
-                raise ApiError(400, f"{name}: expected `int` >= 1.", param=name)
 
     async def prepare(
         self, frontend: Frontend, checked: Checked, request: ChatRequest, *, request_id: str, arrival: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from hotstart.frontend.answering import event
 from hotstart.frontend.context import Frontend, check_ids, vocab_size
@@ -38,7 +38,11 @@ class Completions:
         """Refuse contradictions."""
         if request.stream and request.prompt_logprobs is not None:
             raise ApiError(400, "prompt_logprobs cannot be streamed.", param="prompt_logprobs")
-        if request.max_tokens == 0 and not request.echo:
+        if request.best_of is not None and request.best_of != (request.n or 1):
+            raise ApiError(
+                400, f"best_of {request.best_of} is not supported, only as many as n.", param="best_of"
+            )
+        if _asked(request) == 0 and not request.echo:
             raise ApiError(400, "max_tokens: expected `int` >= 1 unless echo is true.", param="max_tokens")
 
     async def prepare(
@@ -94,7 +98,14 @@ class CompletionAnswer:
             self._tokenizer,
             as_ids=frontend.config.http.return_tokens_as_token_ids if as_ids is None else as_ids,
         )
-        self._usage = UsageReport(frontend.config.http, request, [ids for ids, _ in prompts], choices)
+        self._only_echo = _asked(request) == 0
+        self._usage = UsageReport(
+            frontend.config.http,
+            request,
+            [ids for ids, _ in prompts],
+            choices,
+            answered=not self._only_echo,
+        )
         self._offsets = [TextOffset(self._tokenizer) for _ in choices]
         self._opened = [False] * len(choices)
 
@@ -135,7 +146,7 @@ class CompletionAnswer:
         first = not self._opened[choice.index]
         self._opened[choice.index] = True
         echoed = bool(request.echo) and first
-        only_echo = request.max_tokens == 0
+        only_echo = self._only_echo
         text = "" if only_echo else delta.text
         token_ids = [] if only_echo else delta.token_ids
         result = CompletionChoice(
@@ -210,6 +221,11 @@ def _separate(prompt: str | list[str | int | list[int]]) -> list[str | list[int]
     return prompts
 
 
+def _asked(request: CompletionRequest) -> int | UnsetType | None:
+    """The bound of the answer's tokens, by whichever name."""
+    return request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+
+
 def _params(frontend: Frontend, checked: Checked, request: CompletionRequest, length: int) -> SamplingParams:
     limit, size = frontend.config.model.max_logprobs, vocab_size(checked)
     logprobs = check_logprobs(request.logprobs, limit=limit, vocab_size=size, param="logprobs")
@@ -219,7 +235,7 @@ def _params(frontend: Frontend, checked: Checked, request: CompletionRequest, le
     if request.echo and logprobs is not None and prompt_logprobs is None:
         prompt_logprobs = logprobs
     defaults = checked.text.sampling_defaults
-    asked = request.max_tokens
+    asked = _asked(request)
     default = defaults.get("max_new_tokens")
     if asked is UNSET:
         asked, default = None, min(_DEFAULT_MAX_TOKENS, default or _DEFAULT_MAX_TOKENS)
@@ -229,7 +245,12 @@ def _params(frontend: Frontend, checked: Checked, request: CompletionRequest, le
         request,
         defaults,
         max_tokens=bound_max_tokens(
-            asked, prompt=length, context=frontend.context_length(), default=default, prompt_param="prompt"
+            asked,
+            prompt=length,
+            context=frontend.context_length(),
+            default=default,
+            prompt_param="prompt",
+            param="max_tokens" if request.max_completion_tokens is None else "max_completion_tokens",
         ),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from hotstart.frontend.protocol.service import LivezResponse
 from hotstart.frontend.startup import Startup, State
-from hotstart.timeline import Phase, Timeline
+from hotstart.timeline import Phase, Timeline, awaited
 
 _WORK_SECONDS = 0.03
 """CPU time between two looks that counts as work; waiting threads take far less."""
@@ -44,7 +44,7 @@ class Liveness:
 
     def _idle(self, now: float, phase: Phase | None) -> float:
         """Seconds since the last sign of life."""
-        counts_bytes = phase is not None and phase.total and phase.end is None
+        counts_bytes = phase is not None and phase.moves
         worked = self._cpu_seconds()
         if worked - self._worked >= _WORK_SECONDS:
             self._worked = worked
@@ -64,12 +64,15 @@ class Liveness:
         elif state is State.LOADING and idle > self._stall:
             status = "stalled"
             message = f"No progress for {idle:.0f} s in the phase {phase.name if phase else 'start'}."
+        moved, total = (phase.bytes, phase.total) if phase else (0, 0)
+        if self._startup.ready is not None:
+            moved = total = self._startup.ready.weights_bytes
         return LivezResponse(
             status=status,
             phase=phase.name if phase and state is State.LOADING else status,
-            bytes=phase.bytes if phase else 0,
-            total=phase.total if phase else 0,
-            percent=round(100 * phase.bytes / phase.total, 1) if phase and phase.total else None,
+            bytes=moved,
+            total=total,
+            percent=round(100 * moved / total, 1) if total else None,
             seconds_left=self._seconds_left(phase, now) if state is State.LOADING else None,
             elapsed=round(now - self._timeline.origin, 3),
             message=message,
@@ -81,11 +84,12 @@ class Liveness:
         return 1 if left is None else max(1, min(60, round(left + 0.5)))
 
     def _current(self) -> Phase | None:
-        """The open phase that moves bytes, else the newest open one, else the newest."""
+        """The open phase that moves bytes, else the newest open one that counts none, else the newest."""
         phases = self._timeline.phases()
-        running = [phase for phase in phases if phase.end is None]
-        moving = [phase for phase in running if phase.total]
-        return next((group[-1] for group in (moving, running, phases) if group), None)
+        running = awaited(phases)
+        moving = [phase for phase in running if phase.moves]
+        uncounted = [phase for phase in running if not phase.total]
+        return next((group[-1] for group in (moving, uncounted, running, phases) if group), None)
 
     @staticmethod
     def _seconds_left(phase: Phase | None, now: float) -> float | None:

@@ -16,13 +16,24 @@ from hotstart.frontend.protocol.requests import (
 
 
 class UsageReport:
-    """Counts prompts once, however many choices they have."""
+    """Counts prompts once, however many choices they have.
+
+    ``answered`` is false where nothing but the prompt is returned: the step that this takes anyway
+    makes a token that nobody sees.
+    """
 
     def __init__(
-        self, http: HttpConfig, request: GenerationRequest, prompts: list[list[int]], choices: list[Choice]
+        self,
+        http: HttpConfig,
+        request: GenerationRequest,
+        prompts: list[list[int]],
+        choices: list[Choice],
+        *,
+        answered: bool = True,
     ) -> None:
         options = request.stream_options or StreamOptions()
         self._choices = choices
+        self._answered = answered
         self._n = request.n or 1
         self._prompt_tokens = sum(map(len, prompts))
         self._details = http.enable_prompt_tokens_details
@@ -31,7 +42,7 @@ class UsageReport:
 
     def total(self) -> Usage:
         """Counts so far."""
-        generated = sum(choice.generated for choice in self._choices)
+        generated = sum(choice.generated for choice in self._choices) if self._answered else 0
         details = None
         if self._details:
             firsts = self._choices[:: self._n]

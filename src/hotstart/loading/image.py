@@ -27,12 +27,13 @@ from msgspec import Struct
 from hotstart.checkpoint.base import Checkpoint, ShardFile
 from hotstart.checkpoint.folder import Folder
 from hotstart.errors import StorageError
+from hotstart.loading.flow import Flow
 from hotstart.loading.pace import Pace
 from hotstart.loading.trial import Trial
 from hotstart.storage.mounts import mount_of
 from hotstart.storage.residency import resident_fraction
 from hotstart.storage.source import FileSource, ReadCancelled, Source
-from hotstart.units import format_rate, format_seconds, format_size
+from hotstart.units import format_seconds
 
 STEP = 8 << 20
 _RESIDENT, _COLD = 0.9, 0.05
@@ -40,6 +41,8 @@ _RESIDENT, _COLD = 0.9, 0.05
 _TRIAL_FROM = 256 << 20
 """Bytes; less is read before a comparison is worth anything."""
 _READERS = 4
+_RANGE_READERS = 8, 64
+"""Of an object store: at first, and at most."""
 _MADV_POPULATE_READ = 22
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -68,11 +71,8 @@ class LoadReport(Struct, frozen=True):
     """Longest step of a reader, in seconds: what an import may have held up."""
 
     def __str__(self) -> str:
-        how = "mapped" if self.mapped == self.bytes else "read"
-        return (
-            f"{format_size(self.bytes)} {how} in {format_seconds(self.seconds)} "
-            f"({format_rate(self.bytes, self.seconds)}), longest stall {format_seconds(self.longest_stall)}"
-        )
+        """What the phase itself does not tell: bytes, seconds and rate are in its line already."""
+        return f"longest stall {format_seconds(self.longest_stall)}"
 
 
 def choose(file: ShardFile, strategy: str = "auto") -> Choice:
@@ -124,9 +124,13 @@ class Image:
         assert checkpoint.folder is not None
         self._files = [_File(checkpoint.folder, file, choose(file, strategy)) for file in checkpoint.files]
         self._steps = self._plan()
+        first, most = (readers or _READERS,) * 2
+        if readers is None and any(file.choice.strategy == "ranges" for file in self._files):
+            first, most = _RANGE_READERS
+        self._flow = Flow(first, min(most, len(self._steps)))
         self._threads = [
             threading.Thread(target=self._run, name=f"weights-{i}", daemon=True)
-            for i in range(min(readers or _READERS, len(self._steps)))
+            for i in range(min(most, len(self._steps)))
         ]
         cold = sum(file.size for file in self._files if file.is_cold)
         self._trial = Trial(warm_up=len(self._threads)) if cold >= _TRIAL_FROM else None
@@ -214,12 +218,13 @@ class Image:
 
     def _run(self) -> None:
         while not self._cancel.is_set():
-            with self._lock:
-                if not self._steps:
-                    return
-                file, offset, length = self._steps.pop()
             try:
-                self._step(file, offset, length)
+                with self._flow.reading(STEP):
+                    with self._lock:
+                        if not self._steps:
+                            return
+                        file, offset, length = self._steps.pop()
+                    self._step(file, offset, length)
             except BaseException as error:
                 self._errors.append(error)
                 self._cancel.set()

@@ -23,7 +23,7 @@ from hotstart.errors import EngineError, HotstartError, StorageError
 from hotstart.loading.arena import Arena
 from hotstart.loading.pace import Pace
 from hotstart.storage.source import ReadCancelled, Source
-from hotstart.units import format_rate, format_seconds, format_size
+from hotstart.units import format_seconds, format_size
 
 THREADS = 8
 BUFFERS = 2
@@ -64,10 +64,8 @@ class LoadReport(Struct, frozen=True):
     """Longest time in which no chunk arrived, in seconds: the import held the interpreter lock."""
 
     def __str__(self) -> str:
-        return (
-            f"{format_size(self.bytes)} in {format_seconds(self.seconds)},"
-            f" {format_rate(self.bytes, self.seconds)}, longest stall {format_seconds(self.longest_stall)}"
-        )
+        """What the phase itself does not tell: bytes, seconds and rate are in its line already."""
+        return f"longest stall {format_seconds(self.longest_stall)}"
 
 
 def load(

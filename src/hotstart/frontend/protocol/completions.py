@@ -23,8 +23,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     """``prompt`` is a string, strings, token ids, or lists of token ids."""
 
     prompt: Prompt
-    max_tokens: f.MaxTokens | UnsetType | None = UNSET
-    """Left out: 16. Null: all that the context holds."""
+    max_tokens: f.MaybeNoTokens | UnsetType | None = UNSET
+    """Left out: 16. Null: all that the context holds. 0: with ``echo`` only."""
+    max_completion_tokens: f.MaxTokens | None = None
+    """As in chat, where it belongs: wins over ``max_tokens``."""
+    best_of: f.Choices | None = None
+    """As many as ``n``: there is no choosing among more."""
     logprobs: f.LogprobsCount | None = None
     add_special_tokens: bool | None = True
 

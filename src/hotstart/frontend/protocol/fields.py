@@ -24,7 +24,8 @@ StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=1024)]
 Choices = Annotated[int, Meta(ge=1, le=128)]
-MaxTokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+MaybeNoTokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Temperature = Annotated[float, Meta(ge=0.0, le=100.0)]
 TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
 TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
@@ -45,7 +46,7 @@ REFUSED: dict[str, tuple[frozenset[bytes], str]] = {
     name: (_NOTHING | frozenset(neutral), what)
     for name, neutral, what in (
         ("tools", (), "Tool calling"),
-        ("tool_choice", (b'"none"', b'"auto"'), "A tool_choice without tools"),
+        ("tool_choice", (b'"none"', b'"auto"'), "Choosing a tool"),
         ("functions", (), "Function calling"),
         ("function_call", (b'"none"', b'"auto"'), "Function calling"),
         ("response_format", (b'{"type":"text"}', b'{"type": "text"}'), "A response_format other than text"),
@@ -57,18 +58,19 @@ REFUSED: dict[str, tuple[frozenset[bytes], str]] = {
         ("suffix", (), "Completion with a suffix"),
         ("best_of", (b"1",), "best_of larger than 1"),
         ("use_beam_search", (), "Beam search"),
-        ("prompt_embeds", (), "Prompts as embeddings"),
+        ("prompt_embeds", (), "A prompt of embeddings"),
         ("modalities", (b'["text"]',), "Output other than text"),
         ("audio", (), "Audio"),
         ("mm_processor_kwargs", (), "Input other than text"),
-        ("documents", (), "Documents in the request"),
+        ("documents", (), "Retrieval from documents"),
         ("chat_template", (), "A chat template in the request"),
         ("truncate_prompt_tokens", (), "Truncation of prompts"),
         ("bad_words", (), "bad_words"),
         ("allowed_token_ids", (), "allowed_token_ids"),
-        ("logits_processors", (), "Logits processors in the request"),
+        ("logits_processors", (), "Choosing logits processors"),
         ("cache_salt", (), "cache_salt"),
         ("kv_transfer_params", (), "KV transfer"),
+        ("web_search_options", (), "Searching the web"),
         ("vllm_xargs", (), "vllm_xargs"),
         ("priority", (b"0",), "Scheduling by priority"),
         ("thinking_token_budget", (), "A budget for thinking"),
@@ -76,8 +78,9 @@ REFUSED: dict[str, tuple[frozenset[bytes], str]] = {
 }
 """Fields that would change the answer and are not supported: name → (neutral values, what it is)."""
 
-HARMLESS = frozenset(
+HARMLESS = REFUSED.keys() | frozenset(
     [
+        "prediction",
         "user",
         "metadata",
         "store",
@@ -96,7 +99,8 @@ HARMLESS = frozenset(
         "prompt_cache_retention",
     ]
 )
-"""Known fields that cannot change the answer here: accepted without a log line."""
+"""Known fields that cannot change the answer here: accepted without a log line. So are the refused
+ones when they ask for nothing."""
 
 
 def refusal(name: str, value: msgspec.Raw) -> str | None:

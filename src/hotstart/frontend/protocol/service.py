@@ -99,7 +99,10 @@ class VersionResponse(Struct):
 
 
 class LivezResponse(Struct, kw_only=True):
-    """``GET /livez``. Bytes are those of the phase that moves them; 0 where bytes mean nothing."""
+    """``GET /livez``. Bytes are those of the phase that moves them, and of the weights once ready.
+
+    In a phase that counts no bytes they are 0, and ``percent`` is null.
+    """
 
     status: str
     """``loading``, ``ready``, ``draining``, ``stalled``, ``failed`` or ``stopped``."""
