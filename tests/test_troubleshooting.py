@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextlib
 import json
 import os
 import re
@@ -25,7 +24,7 @@ import tiny_models
 from checkpoint_files import STUB, shard_name, write_model
 from engine_faults import SLOW_READS, engine_fault
 from hotstart.cli.main import main
-from running_server import RunningServer, command, free_port
+from running_server import RunningServer
 
 PAGES = Path(__file__).resolve().parents[1] / "docs"
 ENTRY = re.compile(
@@ -158,13 +157,6 @@ def unknown_flag(bench: Bench) -> str:
     return bench.check("--max-modle-len", "4k")
 
 
-def low_file_limit(bench: Bench) -> str:
-    """Said before the model is looked at, so one that is absent ends the start soon."""
-    serve = command(bench.model / "absent", free_port())
-    limited = ["sh", "-c", 'ulimit -n 256 && exec "$@"', "sh", *serve]
-    return subprocess.run(limited, stderr=subprocess.PIPE, text=True).stderr
-
-
 def two_models(bench: Bench) -> str:
     return bench.check("/models/other")
 
@@ -176,7 +168,6 @@ def taken_port(bench: Bench) -> str:
 
 CHECKS: dict[str, Callable[[Bench], str]] = {
     "The port is taken": taken_port,
-    "Few connections are allowed": low_file_limit,
     "The path does not exist": path_with_a_typo,
     "The volume is not mounted": directory_that_is_no_mount,
     "The directory is empty": empty_directory,
