@@ -107,6 +107,16 @@ def test_what_a_mount_must_outlast_is_named_for_the_place(
     assert names & {"restart", "reboot"} == {name}
 
 
+def test_on_a_terminal_a_long_text_goes_on_below_its_beginning() -> None:
+    report = Report()
+    report.ok("device", "fits: " + "figure, " * 30)
+    [first, *others] = check.render(report, "tiny", columns=80).splitlines()[2:-2]
+    assert first.startswith("  ok    device  fits: figure")
+    assert others
+    assert all(line.startswith(" " * 16 + "figure") for line in others)
+    assert max(map(len, [first, *others])) <= 80
+
+
 def test_all_problems_are_found_at_once(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.truncate(model / shard_name(1, 2), 7)
     os.truncate(model / shard_name(2, 2), 0)

@@ -22,6 +22,7 @@ import pytest
 
 import tiny_models
 from checkpoint_files import STUB, shard_name, write_model
+from engine_faults import SLOW_READS, engine_fault
 from hotstart.cli.main import main
 from running_server import RunningServer
 
@@ -250,6 +251,39 @@ def short_of_files(server: RunningServer, tmp_path: Path) -> str:
     return server.output
 
 
+def flooded_connection(server: RunningServer, tmp_path: Path) -> str:
+    with (
+        socket.create_connection(("127.0.0.1", server.port)) as client,
+        contextlib.suppress(ConnectionError),
+    ):
+        client.sendall(b"GET /livez HTTP/1.1\r\nX-Long: " + b"x" * 100_000)
+        while client.recv(65536):
+            pass
+    return server.output
+
+
+def storage_that_hangs(server: RunningServer, tmp_path: Path) -> str:
+    fault = {"BYTES_PER_SECOND": "1e12", "STOP_AFTER": "0", "GO_ON": str(tmp_path / "never")}
+    env = engine_fault(tmp_path, SLOW_READS, **fault)
+    flags = ("--read-strategy", "buffered", "--stall-timeout", "1")
+    model = server.process.args[4]  # type: ignore[index]
+    with RunningServer(model, *flags, env=env, log=tmp_path / "log") as stalled:
+        stalled.until(lambda: stalled.get_status("/livez") == 200)
+        stalled.until(lambda: stalled.get_status("/livez") == 503)
+        message: str = stalled.http.get("/livez").json()["message"]
+    return message
+
+
+def file_that_shrinks(server: RunningServer, tmp_path: Path) -> str:
+    model = shutil.copytree(server.process.args[4], tmp_path / "model")  # type: ignore[index]
+    with RunningServer(model, "--read-strategy", "map", log=tmp_path / "log") as doomed:
+        doomed.until_ready()
+        os.truncate(model / shard_name(1, 2), 5000)
+        doomed.http.post("/v1/completions", json={"model": "tiny", "prompt": "Hello"})
+        doomed.process.wait(60)
+    return doomed.output
+
+
 def killed_engine(server: RunningServer, tmp_path: Path) -> str:
     model = server.process.args[4]  # type: ignore[index]
     with RunningServer(model, log=tmp_path / "log") as doomed:
@@ -266,6 +300,9 @@ SERVING: dict[str, Callable[[RunningServer, Path], str]] = {
     "Requests get 429": full_queue,
     "Connections are refused": short_of_files,
     "Chat does not work, completions do": lambda server, _: server.output,
+    "A connection is closed": flooded_connection,
+    "The start stands still": storage_that_hangs,
+    "A weight file changes under the server": file_that_shrinks,
     "The engine was killed": killed_engine,
     "The cache cannot be written": lambda server, _: server.output,
 }

@@ -123,16 +123,9 @@ class Timeline:
 def awaited(phases: Sequence[Phase]) -> list[Phase]:
     """The open ones of ``phases``: what moves bytes, what counts none, what has all of its bytes.
 
-    The last kind only waits for others, so it is never what a start stands still for. The import of
-    torch is among them although the engine reports it when it is over: it begins where python's own
-    start ends.
+    The last kind only waits for others, so it is never what a start stands still for.
     """
     running = [phase for phase in phases if phase.end is None]
-    engine = {phase.name: phase for phase in phases if phase.process == "engine"}
-    python = engine.get("python start")
-    if python is not None and python.end is not None and "import torch" not in engine:
-        running.append(Phase(name="import torch", process="engine", start=python.end))
-        running.sort(key=lambda phase: phase.start)
     return sorted(running, key=lambda phase: 0 if phase.moves else 2 if phase.total else 1)
 
 

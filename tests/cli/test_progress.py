@@ -149,19 +149,6 @@ def test_a_phase_with_all_its_bytes_is_not_what_the_bar_waits_for(timeline: Time
     assert terminal.bottom() == "build model: for 1.50 s · read weights 100 %"
 
 
-def test_the_import_of_torch_is_awaited_before_the_engine_reports_it(
-    timeline: Timeline, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    timeline.end(timeline.begin("python start", start=100.0), at=100.5)
-    progress = Progress(timeline, clock=clock)
-    tick_for(5.0, progress, clock)
-    assert caplog.messages[1:] == ["import torch: for 4.00 s"]
-    timeline.end(timeline.begin("import torch", start=100.5), at=106.0)
-    tick_for(5.0, progress, clock)
-    assert caplog.messages[3:] == ["starting for 9.50 s"]
-
-
 def test_on_a_terminal_the_table_has_the_phases_and_the_log_what_has_no_room_there(
     timeline: Timeline, caplog: pytest.LogCaptureFixture
 ) -> None:

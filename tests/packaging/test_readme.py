@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -46,6 +47,19 @@ def test_commands_and_names_are_the_same_in_both_languages() -> None:
     code = re.compile(r"`([^`\n]+)`")
     assert code.findall(english) == code.findall(chinese)
     assert english.count("\n## ") == chinese.count("\n## ")
+
+
+def test_the_request_asks_for_the_model_that_make_serve_serves(
+    page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import demo
+
+    flags = demo.serve_command(Path("model"))
+    served = flags[flags.index("--served-model-name") + 1]
+    [body] = re.findall(r"-d '(.*)'", page)
+    assert json.loads(body)["model"] == served
+    assert f"demo/{served}\n" in page
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

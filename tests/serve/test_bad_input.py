@@ -245,6 +245,11 @@ FLAGS: dict[str, tuple[list[str], int, list[str]]] = {
     "a socket's path too long": (["--uds", "/tmp/" + "s" * 103], 2, ["is 108 bytes long", "at most 107"]),
     "a socket in a missing directory": (["--uds", "/nowhere/s.sock"], 2, ["--uds /nowhere/s.sock", "bound"]),
     "a mount that is absent": (["--expect-mount", "/nowhere"], 4, ["--expect-mount /nowhere"]),
+    "defaults of a directory without any": (
+        ["--generation-config", "/nowhere"],
+        3,
+        ["--generation-config /nowhere", "generation_config.json does not exist"],
+    ),
     "a default of the flag out of range": (
         ["--override-generation-config", '{"top_p": 7}'],
         2,

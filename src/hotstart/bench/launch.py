@@ -30,6 +30,8 @@ from hotstart.errors import EngineError
 POLL = 0.005
 """Seconds between two looks at a server; no moment is known more finely."""
 _HOPELESS = (400, 401, 403, 405, 413, 415, 422)
+_SETTLE, _BUSY = 60.0, 0.01
+"""Seconds to wait at most for an idle server, and the share of a core above which it is not idle yet."""
 _GRACE = 35.0
 """Seconds a server gets to stop; vLLM's and our own limit is 30."""
 
@@ -246,12 +248,19 @@ def _phases(target: Target) -> tuple[dict[str, object], ...]:
 
 
 def _idle_cpu(pid: int, seconds: float) -> float:
-    """CPU seconds per 10 s, once the server has had a moment to settle."""
-    time.sleep(min(2.0, seconds))
+    """CPU seconds per 10 s, once what a start puts off until later is done: at most a minute is waited."""
     members = processes.tree(pid)
-    before, begin = processes.cpu_seconds(members), time.monotonic()
-    time.sleep(seconds)
-    return (processes.cpu_seconds(members) - before) / (time.monotonic() - begin) * 10
+
+    def spent(wait: float) -> float:
+        before, begin = processes.cpu_seconds(members), time.monotonic()
+        time.sleep(wait)
+        return (processes.cpu_seconds(members) - before) / (time.monotonic() - begin)
+
+    settle = time.monotonic() + _SETTLE
+    time.sleep(min(2.0, seconds))
+    while spent(min(1.0, seconds)) > _BUSY and time.monotonic() < settle:
+        pass
+    return spent(seconds) * 10
 
 
 def _stop(server: Server, process: subprocess.Popen[bytes], output: IO[bytes]) -> str:

@@ -162,9 +162,7 @@ def _read_index(path: str) -> dict[str, str]:
     return weight_map
 
 
-def _read_headers(
-    folder: Folder, names: list[str]
-) -> tuple[list[Header], list[str], list[HotstartError]]:
+def _read_headers(folder: Folder, names: list[str]) -> tuple[list[Header], list[str], list[HotstartError]]:
     """Headers, names of absent files, and the problems of damaged ones; several at once, for distant storage."""
 
     def read(file: int) -> Header | HotstartError | None:

@@ -78,12 +78,16 @@ def fetch_small_files(store: ObjectStore, cache: str) -> str:
     no model, StorageError when the store cannot be reached or the cache not be written.
     """
     with ThreadPoolExecutor(len(_SMALL)) as pool:
-        found = dict(zip(_SMALL, pool.map(lambda name: store.fetch(name, MAX_TOKENIZER), _SMALL), strict=True))
+        found = dict(
+            zip(_SMALL, pool.map(lambda name: store.fetch(name, MAX_TOKENIZER), _SMALL), strict=True)
+        )
     files = {name: file for name, file in found.items() if file is not None}
     if "config.json" not in files:
         raise _no_model(store, files)
     if short := [name for name, file in files.items() if len(file.data) < file.size]:
-        raise ModelError(f"{store.name(store.location.key(short[0]))} is too large: {files[short[0]].size} bytes")
+        raise ModelError(
+            f"{store.name(store.location.key(short[0]))} is too large: {files[short[0]].size} bytes"
+        )
     digest = hashlib.sha256(str(store.location).encode())
     for name, file in sorted(files.items()):
         digest.update(f"{name}\0{hashlib.sha256(file.data).hexdigest()}\0".encode())

@@ -162,19 +162,22 @@ def main(config: Config) -> int:
     """Print the report; returns 0, or the lowest exit code of the problems."""
     report = run_checks(config, device=fits_here, port=True)
     _check_cache(config, report)
-    print(render(report, config.model.model))
+    print(render(report, config.model.model, columns=_columns()))
     sys.stdout.flush()
     return ProblemsFound(report.problems).exit_code if report.problems else 0
 
 
-def render(report: Report, model: str) -> str:
-    """The report as a table: one line for each check, advice below the failed ones, a verdict."""
+def render(report: Report, model: str, *, columns: int | None = None) -> str:
+    """The report as a table: one line for each check, advice below the failed ones, a verdict.
+
+    ``columns``: of the terminal, where longer texts go on below their beginning; None: no terminal.
+    """
     width = max((len(finding.name) for finding in report.findings), default=0)
     lines = [f"hotstart check {model}", ""]
     for finding in report.findings:
-        lines.append(f"  {finding.status:<4}  {finding.name:<{width}}  {finding.text}")
+        lines += _hanging(f"  {finding.status:<4}  {finding.name:<{width}}  ", finding.text, columns)
         if finding.advice:
-            lines.append(f"        {'':<{width}}  -> {finding.advice}")
+            lines += _hanging(f"        {'':<{width}}  -> ", finding.advice, columns)
     failed, warned = len(report.problems), len(report.warnings)
     verdict = f"{count(failed, 'problem')} found: it would not start" if failed else "ready to be served"
     lines += ["", verdict + (f" ({count(warned, 'warning')})" if warned else "")]
@@ -202,6 +205,25 @@ def located(config: Config, report: Callable[[int, int], None] | None = None) ->
     else:
         model = replace(model, path=directory_of(config, model.model, model.revision, report))
     return replace(config, model=model)
+
+
+def _hanging(head: str, text: str, columns: int | None) -> list[str]:
+    import textwrap
+
+    if columns is None:
+        return [head + text]
+    return textwrap.wrap(
+        text,
+        max(columns, len(head) + 20),
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,  # paths and flags are to be copied
+        break_on_hyphens=False,
+    )
+
+
+def _columns() -> int | None:
+    return os.get_terminal_size(sys.stdout.fileno()).columns or None if sys.stdout.isatty() else None
 
 
 def directory_of(

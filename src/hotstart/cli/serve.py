@@ -47,6 +47,8 @@ def run(parsed: Parsed) -> int:
 
     def end_at_once(number: int, frame: FrameType | None) -> NoReturn:
         server.clear_away()
+        if server.startup is not None:  # the log is there
+            _log().info("stopped on %s, exit code %d", signal.Signals(number).name, 128 + number)
         os._exit(128 + number)
 
     # Until the event loop takes the signals over.

@@ -67,6 +67,7 @@ def _start(link: Link, torch: TorchImport) -> NoReturn:
     timeline = Timeline("engine")
     timeline.listen(_Forward(link))
     timeline.end(timeline.begin("python start", start=process_start()), at=torch.began)
+    importing = timeline.begin("import torch", start=torch.began)
     config = decode(link.settings())
     os.environ.update(compiler_caches(config.cache_root, os.environ))
     from hotstart.engine.assemble import build, prepare
@@ -80,7 +81,7 @@ def _start(link: Link, torch: TorchImport) -> NoReturn:
     _log_device(link, prepared.placement.choice)
     _log_dtype(link, prepared)
     torch.wait()
-    timeline.end(timeline.begin("import torch", start=torch.began), at=torch.ended, detail=torch.how)
+    timeline.end(importing, at=torch.ended, detail=torch.how)
     with timeline.phase("build model"):
         built = build(prepared, weights)
     weights.wait()

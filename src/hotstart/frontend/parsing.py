@@ -62,7 +62,7 @@ def parse(body: bytes, kind: type[T]) -> T:
     except (msgspec.DecodeError, RecursionError) as error:
         raise ApiError(400, f"The body is not valid JSON: {error}.") from None
     decoder, known = _decoder(kind)
-    for name in raw.keys() - known:
+    for name in sorted(raw.keys() - known):
         try:
             reason = refusal(name, raw[name])
         except (msgspec.DecodeError, RecursionError) as error:

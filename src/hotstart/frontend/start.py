@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hotstart.checkpoint.base import ModelFiles
+from hotstart.checkpoint.files import read_json
 from hotstart.config.settings import Config
 from hotstart.config.text_file import read_text
-from hotstart.errors import ConfigError, HotstartError, ModelError, StorageError, raise_all
+from hotstart.errors import ConfigError, HotstartError, ModelError, raise_all
 from hotstart.frontend.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -202,15 +202,10 @@ def _bad_default(key: str, value: object, expected: str, *, by_flag: bool) -> Ho
 def _read_generation_config(directory: str) -> dict[str, Any]:
     path = os.path.join(directory, "generation_config.json")
     try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-    except OSError as error:
-        raise StorageError(
-            f"--generation-config {directory}: {path} cannot be read: {error.strerror}",
-            expected="a directory with generation_config.json, or auto or vllm",
+        return read_json(path)
+    except HotstartError as error:
+        raise type(error)(
+            f"--generation-config {directory}: {error.found}",
+            expected=error.expected or "a directory with generation_config.json, or auto or vllm",
+            advice=error.advice,
         ) from None
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}", expected="an object") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} holds {type(content).__name__}", expected="an object")
-    return content

@@ -21,9 +21,7 @@ _WORTH_IT = 1.08
 class Flow:
     """Admits readers. Thread-safe. Doubles their number until that no longer pays."""
 
-    def __init__(
-        self, first: int, most: int, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, first: int, most: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit = min(first, most)
         """Reads that may be in flight now."""
         self._most = most

@@ -51,7 +51,11 @@ def explain(name: str, settings: CloudSettings, head: Head, body: bytes) -> Hots
         region = head.headers.get("x-amz-bucket-region", "")
         cause = f"The bucket lies in the region {region}: set AWS_REGION to it" if region else ""
     if head.status == 404 and code != "NoSuchBucket":
-        return ModelError(f"{name} does not exist ({settings.described})", advice=cause or "Check the location")
+        return ModelError(
+            f"{name} does not exist ({settings.described})", advice=cause or "Check the location"
+        )
     if head.status in (401, 403) and not cause:
         cause = "The credentials may not read this object"
-    return StorageError(f"{name}: {wording(head, body)} ({settings.described})", advice=cause or settings.advice)
+    return StorageError(
+        f"{name}: {wording(head, body)} ({settings.described})", advice=cause or settings.advice
+    )

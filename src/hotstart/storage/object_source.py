@@ -151,7 +151,9 @@ class ObjectSource:
     def _check_range(self, head: Head, begin: int, end: int) -> None:
         found = _CONTENT_RANGE.fullmatch(head.headers.get("content-range", ""))
         if found is None or (int(found[1]), int(found[2]) + 1) != (begin, end):
-            raise TransientError(f"asked for bytes {begin}-{end - 1}, got {head.headers.get('content-range')}")
+            raise TransientError(
+                f"asked for bytes {begin}-{end - 1}, got {head.headers.get('content-range')}"
+            )
         if found[3] != "*" and int(found[3]) != self.size:
             raise self.changed()
         self._check_etag(head)
@@ -178,7 +180,8 @@ class ObjectSource:
             raise StorageError(
                 f"{self.name} gave no byte for {persistence.stuck:.0f} s at byte {offset}, "
                 f"in {persistence.failures} attempts: {last}",
-                advice=self._store.advice or "Look at the store's status and at the network between; "
+                advice=self._store.advice
+                or "Look at the store's status and at the network between; "
                 "--storage-timeout allows more time",
             ) from None
 
