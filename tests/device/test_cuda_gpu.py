@@ -13,6 +13,7 @@ import torch
 from hotstart.attention.base import BatchPlan
 from hotstart.attention.sdpa_paged import SdpaPaged
 from hotstart.checkpoint.base import Checkpoint, ShardFile, TensorRef
+from hotstart.checkpoint.folder import LocalFolder
 from hotstart.device.base import Device
 from hotstart.device.choose import choose, open_device
 from hotstart.errors import DeviceError
@@ -76,7 +77,9 @@ def test_weights_arrive_in_the_arena_and_torch_views_them_there(
     path = tmp_path / "model.safetensors"
     path.write_bytes(data)
     ref = TensorRef("w", 0, name, (rows, 1024), 3, rows * 1024 * size)
-    checkpoint = Checkpoint(str(tmp_path), (ShardFile(str(path), len(data), 3),), {"w": ref})
+    checkpoint = Checkpoint(
+        str(tmp_path), (ShardFile(str(path), len(data), 3),), {"w": ref}, folder=LocalFolder(str(tmp_path))
+    )
     arena = Arena(Layout.of([(WeightSpec(slot="w", stored=("w",), shape=ref.shape), ref)]), device)
     load(checkpoint, arena)
     found = arena.tensor("w").view(torch.uint8).flatten().cpu()
@@ -89,7 +92,9 @@ def test_a_cast_arena_gives_its_staging_back(device: Device, tmp_path: Path) -> 
     path = tmp_path / "model.safetensors"
     path.write_bytes(values.numpy().tobytes())
     ref = TensorRef("w", 0, "F32", (4096, 4096), 0, 4096 * 4096 * 4)
-    checkpoint = Checkpoint(str(tmp_path), (ShardFile(str(path), ref.nbytes, 0),), {"w": ref})
+    checkpoint = Checkpoint(
+        str(tmp_path), (ShardFile(str(path), ref.nbytes, 0),), {"w": ref}, folder=LocalFolder(str(tmp_path))
+    )
     spec = WeightSpec(slot="w", stored=("w",), shape=ref.shape, finish="cast")
     arena = Arena(Layout.of([(spec, ref)], dtype="bfloat16"), device)
     load(checkpoint, arena)

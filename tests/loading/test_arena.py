@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotstart.checkpoint.base import Checkpoint, ShardFile, TensorRef
+from hotstart.checkpoint.folder import LocalFolder
 from hotstart.device.cpu import CpuDevice
 from hotstart.device.fake import FakeDevice
 from hotstart.errors import DeviceError, EngineError, ModelError, StorageError
@@ -59,7 +60,7 @@ class Files:
             path = self.folder / f"{index}.safetensors"
             path.write_bytes(data)
             shards.append(ShardFile(str(path), len(data), self.start, identity=identity(os.stat(path))))
-        return Checkpoint(str(self.folder), tuple(shards), self.refs)
+        return Checkpoint(str(self.folder), tuple(shards), self.refs, folder=LocalFolder(str(self.folder)))
 
     def value(self, name: str) -> torch.Tensor:
         ref = self.refs[name]

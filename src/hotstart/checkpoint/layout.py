@@ -163,7 +163,7 @@ def _read_index(path: str) -> dict[str, str]:
 
 
 def _read_headers(folder: Folder, names: list[str]) -> tuple[list[Header], list[str], list[HotstartError]]:
-    """Headers, names of absent files, and the problems of damaged ones; several at once, for distant storage."""
+    """Headers, names of absent files, problems of damaged ones; several at once, for distant storage."""
 
     def read(file: int) -> Header | HotstartError | None:
         try:

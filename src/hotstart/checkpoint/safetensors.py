@@ -200,6 +200,7 @@ def _check_ranges(path: str, tensors: list[TensorRef], data_start: int) -> int:
 
 
 def header_length(path: str, head: bytes, size: int) -> int:
+    """Bytes of the header of a file of ``size`` bytes that begins with ``head``. Raises ModelError."""
     if (stub := stub_error(path, head)) is not None:
         raise stub
     if size < 8:

@@ -217,18 +217,22 @@ class Image:
         return steps
 
     def _run(self) -> None:
-        while not self._cancel.is_set():
-            try:
-                with self._flow.reading(STEP):
-                    with self._lock:
-                        if not self._steps:
-                            return
-                        file, offset, length = self._steps.pop()
-                    self._step(file, offset, length)
-            except BaseException as error:
-                self._errors.append(error)
-                self._cancel.set()
-                return
+        try:
+            while not self._cancel.is_set() and self._one():
+                pass
+        except BaseException as error:
+            self._errors.append(error)
+            self._cancel.set()
+
+    def _one(self) -> bool:
+        """Take the next step; False when there is none."""
+        with self._flow.reading(STEP):
+            with self._lock:
+                if not self._steps:
+                    return False
+                file, offset, length = self._steps.pop()
+            self._step(file, offset, length)
+        return True
 
     def _step(self, file: _File, offset: int, length: int) -> None:
         """Bring a step into memory, in reads that the storage answers in a fraction of a second."""

@@ -8,7 +8,6 @@ with two thirds of the CPU (``benchmarks/http_readers.py``). The kernel fills wh
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import io
 import socket
@@ -104,15 +103,19 @@ class HttpConnection:
         return self._receive(view[:PIECE], cancel, whole=True)
 
     def body(self, head: Head, limit: int, cancel: Cancel) -> bytes:
-        """A small body, whole, but at most ``limit`` bytes of it; the connection is spent if there is more."""
-        length = head.length
+        """A small body, whole, or its first ``limit`` bytes: then the connection is of no more use."""
+        if head.status in (204, 304):
+            return b""
         if head.headers.get("transfer-encoding", "").lower() == "chunked":
             return self._chunked(limit, cancel)
-        data = bytearray(min(limit, limit if length is None else length))
+        data = bytearray(limit if head.length is None else min(limit, head.length))
         got = 0
-        with contextlib.suppress(ConnectionResetError if length is None else ()):
+        try:
             while got < len(data):
                 got += self.receive_into(memoryview(data)[got:], cancel)
+        except ConnectionResetError:
+            if head.length is not None:
+                raise  # a body without a length ends with its connection, another is cut
         return bytes(data[:got])
 
     def close(self) -> None:

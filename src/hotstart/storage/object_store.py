@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from hotstart.errors import StorageError
+from hotstart.errors import HotstartError, StorageError
 from hotstart.storage.cloud_settings import CloudSettings, settings_for
 from hotstart.storage.http_connection import Head, HttpConnection
 from hotstart.storage.location import Location, quoted
@@ -121,7 +121,7 @@ class ObjectStore:
                 else:
                     connection.close()
                 return self._fetched(key, head, body)
-            except StorageError:
+            except HotstartError:
                 raise
             except OSError as error:
                 if connection is not None:
@@ -163,7 +163,7 @@ class ObjectStore:
         """The server's own words."""
         return wording(head, body)
 
-    def refusal(self, key: str, head: Head, body: bytes) -> StorageError:
+    def refusal(self, key: str, head: Head, body: bytes) -> HotstartError:
         """The error for an answer that no retry will change."""
         return explain(self.name(key), self.settings, head, body)
 
