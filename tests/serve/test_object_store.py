@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ Model = Callable[..., Path]
 def s3(tiny_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     root = tmp_path_factory.mktemp("buckets")
     (root / "models").mkdir()
-    (root / "models" / "tiny").symlink_to(tiny_model(shards=3))
+    shutil.copytree(tiny_model(shards=3), root / "models" / "tiny")
     with S3Server(root) as server:
         yield server
 

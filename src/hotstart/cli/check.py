@@ -65,6 +65,10 @@ class Report(Struct):
     findings: list[Finding] = []
     problems: list[HotstartError] = []
 
+    def texts(self, name: str) -> list[str]:
+        """What a check that passed has to say."""
+        return [finding.text for finding in self.findings if (finding.name, finding.status) == (name, "ok")]
+
     @property
     def warnings(self) -> list[str]:
         """Texts of the checks that ended in a warning."""

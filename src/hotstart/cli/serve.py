@@ -213,6 +213,8 @@ class _Server:
             self.writer.send(framed(encode(config)))
             report = run_checks(config, device=fits_here)
             raise_all(report.problems)
+        for text in report.texts("storage"):
+            log.info("storage: %s", text)
         for warning in report.warnings:
             log.warning("%s", warning)
         if report.checkpoint is not None:
