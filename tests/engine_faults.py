@@ -44,6 +44,32 @@ def frontend_fault(folder: Path, code: str) -> dict[str, str]:
     return {**engine_fault(folder, ""), "FRONTEND_FAULT": code}
 
 
+TORCH_AFTER_READS = """
+import os, sys, threading
+from importlib.machinery import PathFinder
+_preadv, _reading = os.preadv, threading.Event()
+def preadv(*arguments):
+    _reading.set()
+    return _preadv(*arguments)
+os.preadv = preadv
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            if not _reading.wait(float(os.environ["PATIENCE"])):
+                raise ImportError("no weights were read")
+            run(module)
+        spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Finder())
+"""
+"""The import of torch goes no further than its beginning until weights are read; it fails after
+``PATIENCE`` seconds without."""
+
+
 def engine_fault(folder: Path, code: str, **variables: str) -> dict[str, str]:
     """Environment of a server whose engine runs ``code`` when its interpreter is up."""
     place = folder / "fault"
