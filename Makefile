@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 SERVE_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test lint fix docs bench gpu-test wheels
+.PHONY: help setup demo serve test kill-storm lint fix docs bench gpu-test wheels
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 12
@@ -25,6 +25,9 @@ serve: $(VENV)/installed ## the same model, kept running: make serve SERVE_FLAGS
 
 test: $(VENV)/dev ## the whole test suite
 	@$(BIN)/python -m pytest
+
+kill-storm: $(VENV)/dev ## 200 starts, each ended by a kill of either process at a random moment: what is left?
+	@$(BIN)/python scripts/kill_storm.py --kills 200
 
 lint: $(VENV)/dev ## format, lint, types, generated docs, sizes, leftovers
 	@$(BIN)/ruff format --check

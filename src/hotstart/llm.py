@@ -57,7 +57,7 @@ _BOUNDS: dict[str, Any] = {
     "seed": f.Seed | None,
     "stop": f.StopStrings,
     "stop_token_ids": f.StopTokenIds,
-    "min_tokens": f.MaxTokens,
+    "min_tokens": f.MaybeNoTokens,
     "max_tokens": Annotated[int, Meta(ge=1)],
     "logprobs": f.LogprobsCount | None,
     "prompt_logprobs": f.LogprobsCount | None,

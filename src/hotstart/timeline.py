@@ -76,9 +76,10 @@ class Timeline:
         self.merge(phase)
 
     def progress(self, phase: Phase, done: int) -> None:
-        """Set the bytes done so far."""
-        phase.bytes = done
-        self.merge(phase)
+        """Set the bytes done so far. Reports of several threads may come late: the furthest counts."""
+        if done > phase.bytes:
+            phase.bytes = done
+            self.merge(phase)
 
     @contextmanager
     def phase(self, name: str, *, total: int = 0) -> Iterator[Phase]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from hotstart.device.base import Device
 from hotstart.device.choose import choose, open_device
 from hotstart.errors import DeviceError
 from hotstart.loading.arena import Arena, Layout
-from hotstart.loading.ring import load
+from hotstart.loading.ring import Loading
 from hotstart.models.spec import AttentionSpec, WeightSpec
 
 pytestmark = pytest.mark.gpu
@@ -81,7 +82,8 @@ def test_weights_arrive_in_the_arena_and_torch_views_them_there(
         str(tmp_path), (ShardFile(str(path), len(data), 3),), {"w": ref}, folder=LocalFolder(str(tmp_path))
     )
     arena = Arena(Layout.of([(WeightSpec(slot="w", stored=("w",), shape=ref.shape), ref)]), device)
-    load(checkpoint, arena)
+    with closing(Loading(checkpoint, arena)) as loading:
+        loading.wait()
     found = arena.tensor("w").view(torch.uint8).flatten().cpu()
     assert torch.equal(found, torch.frombuffer(bytearray(data[3:]), dtype=torch.uint8))
     arena.close()
@@ -97,7 +99,8 @@ def test_a_cast_arena_gives_its_staging_back(device: Device, tmp_path: Path) -> 
     )
     spec = WeightSpec(slot="w", stored=("w",), shape=ref.shape, finish="cast")
     arena = Arena(Layout.of([(spec, ref)], dtype="bfloat16"), device)
-    load(checkpoint, arena)
+    with closing(Loading(checkpoint, arena)) as loading:
+        loading.wait()
     before = device.memory().free
     arena.finish()
     assert device.memory().free - before >= ref.nbytes

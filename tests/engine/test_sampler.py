@@ -213,6 +213,16 @@ def test_same_seed_of_the_server_gives_the_same_choices_and_another_gives_others
     assert choose(logits, *rows, seed=1) == choose(logits, *rows, seed=1) != choose(logits, *rows, seed=2)
 
 
+def test_the_numbers_of_a_program_around_the_engine_are_its_own() -> None:
+    rows, logits = [request(), request(seed=3), request(top_k=5)], torch.zeros(3, 1000)
+    state = torch.manual_seed(12).get_state()
+    tokens = choose(logits, *rows, seed=1)
+    assert torch.equal(torch.default_generator.get_state(), state)
+    torch.manual_seed(13)
+    again = [request(), request(seed=3), request(top_k=5)]
+    assert choose(logits, *again, seed=1) == tokens
+
+
 def test_forgotten_request_starts_its_seed_again() -> None:
     sampler, one = Sampler(CPU, 0), request(seed=5)
     logits = torch.zeros(1, 1000)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
+import tokenizers
 
 from hotstart.checkpoint.base import ModelFiles
 
@@ -311,3 +314,19 @@ def test_the_value_of_an_ignored_field_is_never_looked_at(server: Running, value
     with server.client() as client:
         answer = client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 200
+
+
+def test_a_text_that_the_tokenizer_has_no_tokens_for_is_a_bad_request(
+    files: ModelFiles, tmp_path: Path
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0}, unk_token="[UNK]")).save(str(path))
+    with running_servers(msgspec.structs.replace(files, tokenizer_json=str(path))) as launch:
+        server = launch()
+        server.make_ready()
+        with server.client() as client:
+            for route in ("/v1/completions", "/tokenize"):
+                response = client.post(route, json={"prompt": "fox"})
+                assert response.status_code == 400
+                assert response.json()["error"]["param"] == "prompt"
+                assert "cannot encode this text" in response.json()["error"]["message"]

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import socket
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,6 +21,7 @@ from .fake_engine import PATIENCE
 
 def connect(server: Running) -> socket.socket:
     address = urlsplit(server.url)
+    assert address.port is not None
     return socket.create_connection((address.hostname, address.port), timeout=PATIENCE)
 
 
@@ -82,14 +84,19 @@ def test_an_absurd_content_length_is_refused(server: Running) -> None:
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400")
 
 
-def ask(server: Running, *, stream: bool, version: bytes = b"1.1") -> socket.socket:
-    """A request on a connection of its own, whose sending half is still open."""
-    connection = connect(server)
+def generation(*, stream: bool, version: bytes = b"1.1") -> bytes:
+    """The bytes of a request."""
     body = json.dumps({"prompt": "the", "max_tokens": 2, "stream": stream}).encode()
-    connection.sendall(
+    return (
         b"POST /v1/completions HTTP/%s\r\nHost: x\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%s" % (version, len(body), body)
     )
+
+
+def ask(server: Running, *, stream: bool, version: bytes = b"1.1") -> socket.socket:
+    """A request on a connection of its own, whose sending half is still open."""
+    connection = connect(server)
+    connection.sendall(generation(stream=stream, version=version))
     return connection
 
 
@@ -156,3 +163,44 @@ def test_the_end_of_what_an_http_1_0_client_sends_is_the_end_of_the_connection(s
         connection.shutdown(socket.SHUT_WR)
         assert server.engine.next_abort() == [request.id]
         assert connection.recv(1 << 16) == b""
+
+
+@pytest.mark.parametrize(
+    "leave", [socket.socket.close, lambda c: c.shutdown(socket.SHUT_WR)], ids=["close", "half"]
+)
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("at_once", [True, False], ids=["sent together", "sent later"])
+def test_a_client_that_leaves_while_requests_queue_frees_the_running_one(
+    server: Running,
+    caplog: pytest.LogCaptureFixture,
+    leave: Callable[[socket.socket], None],
+    stream: bool,
+    at_once: bool,
+) -> None:
+    first, queued = generation(stream=stream), generation(stream=stream) * 2
+    with connect(server) as connection:
+        connection.sendall(first + queued if at_once else first)
+        request = server.engine.next_request()
+        if not at_once:
+            connection.sendall(queued)
+        leave(connection)
+        assert server.engine.next_abort() == [request.id]
+    with server.client() as client:
+        assert client.get("/ping").status_code == 200  # the loop has gone round since
+    assert server.engine.requests == [request]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_queued_requests_are_answered_in_order_and_the_last_may_end_with_the_sending_half(
+    server: Running,
+) -> None:
+    with connect(server) as connection:
+        connection.sendall(generation(stream=False) * 2)
+        first = server.engine.next_request()
+        server.engine.step([(first.id, 5, FinishReason.LENGTH)])
+        answer_on(connection)
+        second = server.engine.next_request()
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        server.engine.step([(second.id, 5, FinishReason.LENGTH)])
+        assert json.loads(answer_on(connection))["choices"][0]["finish_reason"] == "length"

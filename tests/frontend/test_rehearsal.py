@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from hotstart.checkpoint.base import ModelFiles
 from hotstart.frontend import parsing
-from hotstart.frontend.protocol.chat import ChatRequest
-from hotstart.frontend.protocol.completions import CompletionRequest
-from hotstart.frontend.rehearsal import rehearse
-from hotstart.frontend.tokenizer import load_tokenizer
+
+from .conftest import Launch
 
 
-def test_after_a_rehearsal_no_request_has_a_decoder_to_build(files: ModelFiles) -> None:
+def test_a_server_that_is_ready_has_no_decoder_left_to_build(launch: Launch) -> None:
     parsing._decoder.cache_clear()
+    server = launch()
 
-    rehearse(load_tokenizer(files))
+    server.make_ready()
 
-    before = parsing._decoder.cache_info().misses
-    parsing.parse(b'{"prompt": "a"}', CompletionRequest)
-    parsing.parse(b'{"messages": [{"role": "user", "content": "a"}]}', ChatRequest)
-    assert parsing._decoder.cache_info().misses == before == 2
+    with server.client() as client:  # whatever the loop was to do first, it has done when it answers
+        assert client.get("/health").status_code == 200
+    assert parsing._decoder.cache_info().currsize == 2

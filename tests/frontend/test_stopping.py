@@ -21,7 +21,7 @@ from hotstart.errors import EngineError
 from hotstart.messages import AddRequests, FinishReason
 
 from .conftest import Launch, Running
-from .fake_engine import PATIENCE, FakeEngine
+from .fake_engine import PATIENCE, READY, FakeEngine
 
 SCRIPT = Path(__file__).with_name("serve_process.py")
 RUNNING, LENGTH = FinishReason.RUNNING, FinishReason.LENGTH
@@ -78,13 +78,25 @@ def test_an_engine_that_dies_ends_running_streams_with_an_error_event(server: Ru
 def test_a_full_queue_answers_429(launch: Launch) -> None:
     server = launch(max_queued_requests=1)
     server.make_ready()
-    waiting = server.ask("/v1/completions", prompt="the")
-    request = server.engine.next_request()
+    asked = []
+    for _ in range(READY.max_num_seqs + 1):
+        asked.append(server.ask("/v1/completions", prompt="the"))
+        server.engine.next_request()
     refused = server.ask("/v1/completions", prompt="the").result(PATIENCE)
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "1"
-    server.engine.step([(request.id, 5, LENGTH)])
-    assert waiting.result(PATIENCE).status_code == 200
+    server.engine.step([(request.id, 5, LENGTH) for request in server.engine.requests])
+    assert [answer.result(PATIENCE).status_code for answer in asked] == [200] * len(asked)
+
+
+def test_requests_that_the_next_step_can_take_up_are_no_queue(launch: Launch) -> None:
+    server = launch(max_queued_requests=1)
+    server.make_ready()
+    asked = [server.ask("/v1/completions", prompt="the") for _ in range(READY.max_num_seqs)]
+    for _ in asked:
+        server.engine.next_request()
+    server.engine.step([(request.id, 5, LENGTH) for request in server.engine.requests])
+    assert [answer.result(PATIENCE).status_code for answer in asked] == [200] * len(asked)
 
 
 class Served:

@@ -7,7 +7,9 @@ import random
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +22,8 @@ from hotstart.device.cpu import CpuDevice
 from hotstart.device.fake import FakeDevice
 from hotstart.errors import DeviceError, EngineError, ModelError, StorageError
 from hotstart.loading.arena import ALIGNMENT, Arena, Layout
-from hotstart.loading.ring import Loading, load, plan_chunks
+from hotstart.loading.ring import Loading, plan_chunks
+from hotstart.loading.tally import LoadReport
 from hotstart.models.spec import DTYPES, WeightSpec
 from hotstart.storage.source import identity
 
@@ -72,6 +75,11 @@ class Files:
         return WeightSpec(slot=slot or name, stored=(name,), shape=ref.shape, at=at, finish=finish), ref
 
 
+def load(checkpoint: Checkpoint, arena: Arena, **options: Any) -> LoadReport:
+    with closing(Loading(checkpoint, arena, **options)) as loading:
+        return loading.wait()
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
@@ -116,8 +124,7 @@ def test_tensors_longer_than_a_buffer_arrive_whole_and_each_byte_is_read_once(fi
     report = load(files.checkpoint(), arena, threads=3, buffers=2, buffer_bytes=8192)
     for name in files.refs:
         assert torch.equal(arena.tensor(name), files.value(name))
-    assert report.bytes == report.read == sum(ref.nbytes for ref in files.refs.values())
-    assert report.chunks >= report.bytes // 8192
+    assert report.bytes == sum(ref.nbytes for ref in files.refs.values())
 
 
 def test_a_buffer_is_reused_only_after_its_copies_have_run(files: Files) -> None:
@@ -134,15 +141,15 @@ def test_tensors_that_nobody_asked_for_are_not_read(files: Files) -> None:
     files.add("b", (64,))
     arena = Arena(Layout.of([files.item("a"), files.item("b")]), FakeDevice())
     report = load(files.checkpoint(), arena)
-    assert report.read == report.bytes == 256
+    assert report.bytes == 256
 
 
 def test_a_small_hole_between_tensors_is_read_over(files: Files) -> None:
     files.add("a", (64,))
     files.add("b", (64,), hole=100)
     arena = Arena(Layout.of([files.item("a"), files.item("b")]), FakeDevice())
-    report = load(files.checkpoint(), arena)
-    assert (report.chunks, report.bytes, report.read) == (1, 256, 356)
+    assert len(plan_chunks((part.ref, arena.address(part)) for part in arena.layout.parts)) == 1
+    assert load(files.checkpoint(), arena).bytes == 356
     assert torch.equal(arena.tensor("b"), files.value("b"))
 
 
@@ -233,26 +240,31 @@ def test_progress_grows_to_the_total(files: Files) -> None:
     loading = Loading(files.checkpoint(), arena, threads=4, buffer_bytes=8192, progress=seen.append)
     loading.wait()
     loading.close()
-    assert len(set(seen)) == len(seen)
-    assert max(seen) == loading.total
+    assert seen == sorted(set(seen))
+    assert seen[-1] == loading.total
 
 
-def test_slow_progress_holds_up_no_other_reader(files: Files) -> None:
+def test_slow_progress_holds_up_no_other_reader_and_never_goes_back(files: Files) -> None:
     total = files.add("w", (64, 1024), "F32").nbytes
-    arena = Arena(Layout.of([files.item("w")]), FakeDevice())
-    first, finished = threading.Lock(), threading.Event()
+    finished = threading.Event()
+
+    class Device(FakeDevice):
+        def synchronize(self, stream: int) -> None:
+            finished.set()  # a reader that finds no chunk left
+            super().synchronize(stream)
+
     others_went_on: list[bool] = []
+    seen: list[int] = []
 
     def progress(done: int) -> None:
-        if first.acquire(blocking=False):
-            others_went_on.append(finished.wait(10))
-        elif done == total:
-            finished.set()
+        others_went_on.append(finished.wait(10))
+        seen.append(done)
 
-    loading = Loading(files.checkpoint(), arena, threads=2, buffer_bytes=8192, progress=progress)
-    loading.wait()
-    loading.close()
-    assert others_went_on == [True]
+    arena = Arena(Layout.of([files.item("w")]), Device())
+    load(files.checkpoint(), arena, threads=2, buffer_bytes=8192, progress=progress)
+    assert all(others_went_on)
+    assert seen == sorted(set(seen))
+    assert seen[-1] == total
 
 
 def test_buffers_are_given_back_on_close(files: Files) -> None:

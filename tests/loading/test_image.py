@@ -127,10 +127,9 @@ def test_every_file_of_several_steps_is_read_whole(strategy: str, disk: Path) ->
     report = image.wait()
     path = checkpoint.files[0].path
     assert image.memory(0)[: checkpoint.files[0].size] == Path(path).read_bytes()
-    assert len(done) >= 4
-    assert max(done) == image.total == report.bytes == os.path.getsize(path)
-    assert report.mapped == (report.bytes if strategy == "map" else 0)
-    assert len(reports) == 1
+    assert done == sorted(set(done))
+    assert done[-1] == image.total == report.bytes == os.path.getsize(path)
+    assert reports == [report]
     assert str(report) == f"longest stall {format_seconds(report.longest_stall)}"
 
 
@@ -342,9 +341,10 @@ def test_file_system_without_maps_is_read(disk: Path, monkeypatch: pytest.Monkey
     refuse_maps(monkeypatch)
     image = Image(checkpoint)
     image.start()
-    report = image.wait()
+    image.wait()
     assert image.describe() == f"buffered ({checkpoint.files[0].path} cannot be mapped: No such device)"
-    assert report.mapped == 0
+    path = checkpoint.files[0].path
+    assert image.memory(0)[: checkpoint.files[0].size] == Path(path).read_bytes()
 
 
 def test_ordered_strategy_does_not_fall_back(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

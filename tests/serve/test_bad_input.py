@@ -26,6 +26,7 @@ from checkpoint_files import (
     write_model,
     write_shard,
 )
+from engine_faults import SLOW_CHECKS, frontend_fault
 from hotstart.cli.main import main
 from running_server import RunningServer, run_to_end
 
@@ -406,3 +407,18 @@ def test_without_a_template_completions_work_and_chat_says_what_to_do(server: Ru
     assert response.status_code == 400
     assert "--chat-template FILE, or use /v1/completions" in response.json()["error"]["message"]
     assert server.complete()["usage"]["completion_tokens"] == 8
+
+
+def test_slow_checks_report_all_problems_although_the_engine_met_one_of_them_first(
+    model: Path, tmp_path: Path
+) -> None:
+    config(num_hidden_layers=1)(model)
+    written("chat_template.jinja", b"{% for %}")(model)
+    flags = ["--model-loader-extra-config", '{"threads": 3}']
+
+    status, output = run_to_end(model, *flags, env=frontend_fault(tmp_path, SLOW_CHECKS))
+
+    assert status == 2
+    assert "has no key 'threads'" in output
+    assert "that the model has no place for" in output
+    assert "chat_template.jinja is broken" in output

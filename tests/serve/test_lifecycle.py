@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_faults import TORCH_AFTER_READS, engine_fault
 from hub_stand_in import Hub
 from hub_stand_in import serve as serve_hub
 from running_server import DEADLINE, RunningServer, alive, load_json, run_to_end, until_gone
@@ -60,10 +61,14 @@ def test_the_timeline_is_logged_served_and_written(tiny_model: Model, tmp_path: 
         assert name in server.output
 
 
-def test_weights_are_read_while_torch_is_imported(server: RunningServer) -> None:
-    phases = {phase["name"]: phase for phase in server.http.get("/startup.json").json()["phases"]}
-    assert phases["read headers"]["start"] < phases["import torch"]["end"]
-    assert phases["read weights"]["start"] < phases["build model"]["start"]
+def test_weights_are_read_while_torch_is_imported(tiny_model: Model, tmp_path: Path) -> None:
+    """An import that cannot end before reads begin would never end if they waited for it."""
+    env = engine_fault(tmp_path, TORCH_AFTER_READS, PATIENCE=str(DEADLINE / 2))
+    flags = ("--read-strategy", "buffered", "--threads", "1")
+    with RunningServer(tiny_model(), *flags, env=env, log=tmp_path / "log") as server:
+        server.until_ready()
+        phases = {phase["name"]: phase for phase in server.http.get("/startup.json").json()["phases"]}
+    assert phases["read weights"]["start"] < phases["import torch"]["end"]
 
 
 def test_the_same_text_alone_and_beside_others(server: RunningServer) -> None:
@@ -190,10 +195,11 @@ def test_an_engine_that_dies_while_loading_is_named(tiny_model: Model, tmp_path:
 
 def test_kills_at_random_moments_leave_nothing_behind(tiny_model: Model) -> None:
     script = Path(__file__).parents[2] / "scripts" / "kill_storm.py"
-    command = [sys.executable, str(script), "--kills", "8", "--seed", "7", "--model", str(tiny_model())]
+    command = [sys.executable, str(script), "--kills", "16", "--seed", "7", "--model", str(tiny_model())]
     storm = subprocess.run(command, capture_output=True, text=True, timeout=5 * DEADLINE)
     assert storm.returncode == 0, storm.stdout + storm.stderr
     assert ", 0 problems" in storm.stdout
+    assert storm.stdout.count("    1 × ") == 16, "each moment, victim and signal once"
 
 
 def test_a_taken_port_fails_before_anything_is_read(tiny_model: Model, tmp_path: Path) -> None:

@@ -179,6 +179,15 @@ def test_a_printed_cache_size_is_taken_back_without_measuring(tiny_model: Model,
     assert "as given by --kv-cache-memory-bytes; nothing was measured\n" in server.output
 
 
+def test_a_cache_given_in_blocks_is_not_advised_to_be_given_in_bytes(
+    tiny_model: Model, tmp_path: Path
+) -> None:
+    with RunningServer(tiny_model(), "--num-gpu-blocks-override", "64", log=tmp_path / "log") as server:
+        server.until_ready()
+        server.until(lambda: "hotstart: ready" in server.output)
+    assert "as given by --num-gpu-blocks-override; nothing was measured\n" in server.output
+
+
 def test_a_taken_port_is_refused_before_the_engine_has_begun(tiny_model: Model) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]

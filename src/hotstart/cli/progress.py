@@ -211,7 +211,7 @@ def _percent(phase: Phase) -> float:
     return min(100.0, 100 * phase.bytes / phase.total)
 
 
-def startup_table(timeline: Timeline, *, cells: int = 32, ascii_only: bool = False) -> str:
+def startup_table(timeline: Timeline, *, cells: int = 32) -> str:
     """The start as a waterfall: a row for each phase, its time, and when it ran, in 100 columns.
 
     ``cells``: characters for the time axis, each of two halves.
@@ -227,9 +227,7 @@ def startup_table(timeline: Timeline, *, cells: int = 32, ascii_only: bool = Fal
             phase.name,
             phase.process,
             format_seconds(phase.seconds(now)),
-            _span(
-                (phase.start - timeline.origin) / total, (end - timeline.origin) / total, cells, ascii_only
-            ),
+            _span((phase.start - timeline.origin) / total, (end - timeline.origin) / total, cells),
         )
         for phase, end in zip(phases, ends, strict=True)
     ]
@@ -251,13 +249,11 @@ def _axis(total: float, cells: int) -> str:
     return left[: cells - len(end)] + end
 
 
-def _span(start: float, end: float, cells: int, ascii_only: bool) -> str:
+def _span(start: float, end: float, cells: int) -> str:
     """A stretch between two fractions of the axis, in half cells; at least one half."""
     halves = 2 * cells
     first = min(round(start * halves), halves - 1)
     last = max(first + 1, min(halves, round(end * halves)))
-    if ascii_only:
-        return " " * (first // 2) + "#" * ((last + 1) // 2 - first // 2)
     marks = " ▐▌█"  # none, right half, left half, both
     return "".join(
         marks[2 * (first <= half < last) + (first <= half + 1 < last)] for half in range(0, last, 2)
@@ -283,15 +279,12 @@ def _first_words(detail: str) -> str:
     return re.split(r" \(|; |, ", detail, maxsplit=1)[0]
 
 
-def write_startup_json(timeline: Timeline, path: str, **also: object) -> None:
-    """Write the timeline, and ``also`` beside it, so that a reader sees all of it or nothing.
-
-    Raises ``StorageError``.
-    """
+def write_startup_json(timeline: Timeline, path: str) -> None:
+    """Write the timeline so that a reader sees all of it or nothing. Raises ``StorageError``."""
     aside = f"{path}.{os.getpid()}.part"
     try:
         with open(aside, "w", encoding="utf-8") as file:
-            json.dump({**timeline.as_dict(), **also}, file, indent=1)
+            json.dump(timeline.as_dict(), file, indent=1)
             file.write("\n")
         os.replace(aside, path)
     except OSError as error:

@@ -278,7 +278,9 @@ class _Server:
         took = time.monotonic() - self.timeline.origin
         if progress.tabular:
             log.info("start timeline\n%s", startup_table(self.timeline))
-        for line in _kv_cache_lines(ready, computed=not self.config.cache.kv_cache_memory_bytes):
+        cache = self.config.cache
+        given = cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override
+        for line in _kv_cache_lines(ready, computed=not given):
             log.info("KV cache: %s", line)
         if self.config.log.startup_json:
             try:

@@ -85,14 +85,6 @@ def import_torch() -> str:
     return "lean"
 
 
-def load_deferred() -> None:
-    """Load everything that was deferred, and defer nothing more: before torch.compile or transformers."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _DeferringFinder)]
-    for module in list(sys.modules.values()):
-        if type(module) is _Deferred:
-            _load(module)
-
-
 def _import() -> None:
     # No garbage to speak of, and a collector that walks half a million new objects again and again.
     enabled = gc.isenabled()

@@ -72,9 +72,14 @@ def _start(link: Link, torch: TorchImport) -> NoReturn:
     os.environ.update(compiler_caches(config.cache_root, os.environ))
     from hotstart.engine.assemble import build, prepare
 
-    with timeline.phase("read headers"):
-        prepared = prepare(config)
-        weights = prepared.placement.weights(prepared, lambda done: timeline.progress(reading, done))
+    try:
+        with timeline.phase("read headers"):
+            prepared = prepare(config)
+            weights = prepared.placement.weights(prepared, lambda done: timeline.progress(reading, done))
+    except HotstartError:
+        # The frontend's checks meet the same problem, and report it together with all others.
+        link.wait_for_go()
+        raise
     link.wait_for_go()
     reading = timeline.begin("read weights", total=weights.total)
     weights.start(lambda report: timeline.end(reading, detail=f"{weights.describe()}; {report}"))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hotstart.device.generator import new_generator as new_generator
 from hotstart.engine.request import Request
 from hotstart.engine.sampling_numbers import Draw, Edits, Numbers
 from hotstart.engine.step_memory import CUT_BYTES, FLOAT
@@ -56,14 +57,14 @@ class Sampled:
 
 
 class Sampler:
-    """Keeps the random state of seeded requests; others draw from torch's own.
+    """Keeps the random state of each seeded request, and one for all others.
 
     On CUDA nothing here waits for the device: a step may be sampled while the one before it runs.
     """
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self.device = device
-        torch.manual_seed(seed)
+        self._shared = new_generator(device).manual_seed(seed)
         self._own: dict[int, torch.Generator] = {}
 
     def forget(self, request_id: int) -> None:
@@ -143,14 +144,13 @@ class Sampler:
     def _noise(self, logits: Tensor, requests: list[Request]) -> Tensor:
         noise = torch.empty_like(logits)
         if any(request.params.seed is None for request in requests):
-            noise.exponential_()
+            noise.exponential_(generator=self._shared)
         for row, request in enumerate(requests):
             seed = request.params.seed
             if seed is not None:
                 generator = self._own.get(request.id)
                 if generator is None:
-                    generator = self._own[request.id] = new_generator(self.device)
-                    generator.manual_seed(seed)
+                    generator = self._own[request.id] = new_generator(self.device).manual_seed(seed)
                 noise[row].exponential_(generator=generator)
         # Exp(1) can round to zero in float32, and has no logarithm then.
         return noise.clamp_(min=torch.finfo(noise.dtype).tiny)
@@ -176,13 +176,6 @@ def _within(
     complete = (limit <= width) | ((limit == vocab) & (before[:, -1:] >= top_p))
     winner = race.gather(-1, ids).masked_fill(outside, _NEGATIVE_INFINITY).argmax(-1, keepdim=True)
     return ids.gather(-1, winner).squeeze(-1), complete.squeeze(-1)
-
-
-def new_generator(device: torch.device) -> torch.Generator:
-    """A random state of its own. The first call loads a part of torch that a start leaves out (150 ms)."""
-    import torch._prims.rng_prims  # since 2.12, torch.Generator refuses to work without it
-
-    return torch.Generator(device)
 
 
 def top_logprobs(logprobs: Tensor, tokens: Tensor, count: int) -> TopLogprobs:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from hotstart.frontend.answering import event
-from hotstart.frontend.context import Frontend, check_ids, vocab_size
+from hotstart.frontend.context import Frontend, check_ids, encode, vocab_size
 from hotstart.frontend.conversation import render_prompt
 from hotstart.frontend.errors import ApiError
 from hotstart.frontend.generation import Choice, Delta, Generation
@@ -60,7 +60,8 @@ class Chat:
             template_kwargs={**kwargs, **(request.chat_template_kwargs or {})},
         )
         frontend.check_length(prompt, tokenizer, param="messages")
-        ids = await tokenizer.encode_async(prompt, add_special_tokens=bool(request.add_special_tokens))
+        special = bool(request.add_special_tokens)
+        ids = await encode(tokenizer, prompt, add_special_tokens=special, param="messages")
         check_ids(ids, checked, param="messages")
         params = _params(frontend, checked, request, len(ids))
         choices = [Choice(i, ids, per_choice(params, i), tokenizer, arrival) for i in range(request.n or 1)]

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hotstart.frontend.answering import event
-from hotstart.frontend.context import Frontend, check_ids, vocab_size
+from hotstart.frontend.context import Frontend, check_ids, encode, vocab_size
 from hotstart.frontend.errors import ApiError
 from hotstart.frontend.generation import Choice, Delta, Generation
 from hotstart.frontend.logprobs import TextOffset, TokenNames, completion_logprobs, prompt_logprobs_body
@@ -196,9 +196,8 @@ async def _encode(
     for prompt in _separate(request.prompt):
         if isinstance(prompt, str):
             frontend.check_length(prompt, tokenizer, param="prompt")
-            ids = await tokenizer.encode_async(
-                prompt, add_special_tokens=request.add_special_tokens is not False
-            )
+            special = request.add_special_tokens is not False
+            ids = await encode(tokenizer, prompt, add_special_tokens=special, param="prompt")
             encoded.append((ids, prompt))
         else:
             encoded.append((prompt, None))

@@ -59,6 +59,16 @@ class Frontend:
             raise ApiError(429, f"{waiting} requests are waiting, and at most {limit} may.", retry_after=1)
 
 
+async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+    """Token ids. Raises :class:`ApiError` 400 for a text that the model's tokenizer has no tokens for."""
+    try:
+        return await tokenizer.encode_async(text, add_special_tokens=add_special_tokens)
+    except Exception as error:  # the library raises bare Exception
+        raise ApiError(
+            400, f"{param}: the model's tokenizer cannot encode this text: {error}.", param=param
+        ) from None
+
+
 def check_ids(ids: list[int], checked: Checked, *, param: str) -> None:
     """Refuse an empty prompt, and tokens that the model has no embedding for. Raises 400."""
     if not ids:

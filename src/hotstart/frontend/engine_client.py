@@ -67,12 +67,22 @@ class EngineClient(asyncio.Protocol):
         self._ids = itertools.count(1)
         self._live: dict[int, Choice] = {}
         self._waiting = 0
+        """Choices that no step has taken up yet."""
+        self._engine_running = self._engine_waiting = 0
+        """As of the last step."""
         self._controls: deque[asyncio.Future[bool]] = deque()
 
     @property
     def waiting(self) -> int:
-        """Choices sent to the engine that no step has taken up yet."""
-        return self._waiting
+        """Choices sent to the engine that the next step will not take up, as far as can be known here.
+
+        What came since the last step is no queue as long as the engine has places for it.
+        """
+        ready = self._startup.ready
+        places = 0
+        if ready is not None and self._engine_waiting == 0:
+            places = max(0, ready.max_num_seqs - self._engine_running)
+        return max(0, self._waiting - places)
 
     async def connect(self, engine: EngineWriter) -> None:
         """Take over the socket."""
@@ -205,6 +215,7 @@ class EngineClient(asyncio.Protocol):
         if aborts:
             self._send(AbortRequests(aborts))
         metrics.step(step.stats)
+        self._engine_running, self._engine_waiting = step.stats.running, step.stats.waiting
         if self._stats_log is not None:
             self._stats_log.note(now)
 

@@ -8,9 +8,10 @@ import re
 import resource
 import select
 import time
+from collections.abc import Callable
 from typing import ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from hotstart.frontend.errors import ApiError
 
@@ -41,10 +42,15 @@ class HttpProtocol(HttpToolsProtocol):
     connection: a peer that is gone answers with a reset, which the kernel reports at once. It does so
     again and again, ever more rarely, since the client may leave later, and a relay on the way learns
     of it only when it has something to pass on.
+
+    Requests that arrive before an earlier one is answered queue. Who leaves then, or closes the
+    sending half, gives all of them up.
     """
 
     _in_headers = True
     _header_bytes = 0
+    _running: RequestResponseCycle | None = None
+    """The request that is being answered; uvicorn's ``cycle`` is the newest, which may only queue."""
     _hangup: select.epoll | None = None
     _next_probe: asyncio.TimerHandle | None = None
     _refused: ClassVar[int] = 0
@@ -83,9 +89,11 @@ class HttpProtocol(HttpToolsProtocol):
         """The connection is closed, by whichever side."""
         if self._next_probe is not None:
             self._next_probe.cancel()
-        if self._hangup is not None:
-            self.loop.remove_reader(self._hangup.fileno())
-            self._hangup.close()
+        self._stop_watching()
+        self.pipeline.clear()
+        if self._running is not None:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -117,15 +125,34 @@ class HttpProtocol(HttpToolsProtocol):
             return False
         if self.scheme == "https" or cycle.scope["http_version"] != "1.1":
             return False
-        try:
-            self._hangup = select.epoll()
-            self._hangup.register(self.transport.get_extra_info("socket").fileno(), 0)
-        except OSError:
+        if not self._watch(0, self.transport.abort):
             return False
-        self.loop.add_reader(self._hangup.fileno(), self.transport.abort)
         cycle.keep_alive = False
         self._probe(_PROBE_SECONDS)
         return True
+
+    def _watch(self, events: int, react: Callable[[], None]) -> bool:
+        """Have ``react`` called on ``events`` of the socket and on a reset; whether that is possible."""
+        self._stop_watching()
+        try:
+            self._hangup = select.epoll()
+            self._hangup.register(self.transport.get_extra_info("socket").fileno(), events)
+        except OSError:
+            return False
+        self.loop.add_reader(self._hangup.fileno(), react)
+        return True
+
+    def _stop_watching(self) -> None:
+        if self._hangup is not None:
+            self.loop.remove_reader(self._hangup.fileno())
+            self._hangup.close()
+            self._hangup = None
+
+    def _client_sends_no_more(self) -> None:
+        if self.pipeline:
+            self.transport.abort()
+        else:
+            self._stop_watching()  # nothing queues any more: the end of file is read as usual
 
     def _probe(self, wait: float) -> None:
         cycle = self.cycle
@@ -145,6 +172,17 @@ class HttpProtocol(HttpToolsProtocol):
         """The parser's callback."""
         self._in_headers = False
         super().on_headers_complete()
+        if not self.pipeline:
+            self._running = self.cycle
+        elif self._hangup is None:
+            # uvicorn reads nothing while requests queue, and so would not see the client leave.
+            self._watch(select.EPOLLRDHUP, self._client_sends_no_more)
+
+    def on_response_complete(self) -> None:
+        """The answer of the running request is written; the next one starts."""
+        if self.pipeline:
+            self._running = self.pipeline[-1][0]
+        super().on_response_complete()
 
     def on_message_complete(self) -> None:
         """The parser's callback."""

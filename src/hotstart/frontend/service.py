@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hotstart import __version__
-from hotstart.frontend.context import Frontend, vocab_size
+from hotstart.frontend.context import Frontend, encode, vocab_size
 from hotstart.frontend.conversation import render_prompt
 from hotstart.frontend.errors import ApiError
 from hotstart.frontend.parsing import parse, read_body
@@ -94,7 +94,8 @@ class Service:
                 },
             )
             special = bool(asked.add_special_tokens)
-        ids = await tokenizer.encode_async(text, add_special_tokens=special)
+        param = "prompt" if asked.messages is None else "messages"
+        ids = await encode(tokenizer, text, add_special_tokens=special, param=param)
         strings = [tokenizer.piece(token) for token in ids] if asked.return_token_strs else None
         length = self._frontend.context_length()
         return _json(p.TokenizeResponse(count=len(ids), max_model_len=length, tokens=ids, token_strs=strings))

@@ -29,11 +29,11 @@ from hotstart.checkpoint.folder import Folder
 from hotstart.errors import StorageError
 from hotstart.loading.flow import Flow
 from hotstart.loading.pace import Pace
+from hotstart.loading.tally import LoadReport, Tally
 from hotstart.loading.trial import Trial
 from hotstart.storage.mounts import mount_of
 from hotstart.storage.residency import resident_fraction
 from hotstart.storage.source import FileSource, ReadCancelled, Source
-from hotstart.units import format_seconds
 
 STEP = 8 << 20
 _RESIDENT, _COLD = 0.9, 0.05
@@ -58,21 +58,6 @@ class Choice(Struct, frozen=True):
     """Share of the file in the page cache, 0 to 1."""
     ordered: bool = False
     """By the user: then there is no falling back."""
-
-
-class LoadReport(Struct, frozen=True):
-    """What a load did."""
-
-    bytes: int
-    seconds: float
-    mapped: int
-    """Bytes that were mapped instead of read."""
-    longest_stall: float
-    """Longest step of a reader, in seconds: what an import may have held up."""
-
-    def __str__(self) -> str:
-        """What the phase itself does not tell: bytes, seconds and rate are in its line already."""
-        return f"longest stall {format_seconds(self.longest_stall)}"
 
 
 def choose(file: ShardFile, strategy: str = "auto") -> Choice:
@@ -101,7 +86,7 @@ def choose(file: ShardFile, strategy: str = "auto") -> Choice:
 class Image:
     """The images of all files of a checkpoint, filled by threads that :meth:`start` begins.
 
-    ``progress`` is called with the bytes done so far, from the readers' threads.
+    ``progress``: see :class:`~hotstart.loading.tally.Tally`.
     """
 
     def __init__(
@@ -114,10 +99,8 @@ class Image:
     ) -> None:
         self.checkpoint = checkpoint
         self.total = sum(file.size for file in checkpoint.files)
-        self._progress = progress
+        self._tally = Tally(self.total, progress)
         self._lock = threading.Lock()
-        self._done = 0
-        self._stall = 0.0
         self._pace = Pace(STEP)
         self._errors: list[BaseException] = []
         self._cancel = threading.Event()
@@ -135,13 +118,11 @@ class Image:
         cold = sum(file.size for file in self._files if file.is_cold)
         self._trial = Trial(warm_up=len(self._threads)) if cold >= _TRIAL_FROM else None
         self._when_done: Callable[[LoadReport], None] = lambda report: None
-        self._began = 0.0
-        self._ended = 0.0
         self._closed = False
 
     def start(self, done: Callable[[LoadReport], None] = lambda report: None) -> None:
-        """Begin to read, once the checks have passed. ``done`` is called by the last reader to end."""
-        self._began = time.monotonic()
+        """Begin to read, once the checks have passed. ``done`` is called once all is there."""
+        self._tally.start()
         self._when_done = done
         for thread in self._threads:
             thread.start()
@@ -157,17 +138,12 @@ class Image:
             thread.join()
         if self._errors:
             raise self._errors[0]
-        if self._done < self.total:
+        if self._tally.done < self.total:
             raise ReadCancelled(self.checkpoint.path)
         for file in self._files:
             if not self._closed:
                 file.source.verify()
-        return self._report()
-
-    def _report(self) -> LoadReport:
-        seconds = max(self._ended, self._began) - self._began
-        mapped = sum(file.size for file in self._files if file.choice.strategy == "map")
-        return LoadReport(self.total, seconds, mapped, self._stall)
+        return self._tally.report()
 
     def describe(self) -> str:
         """Strategies and reasons, for the log: ``map (100% resident in the page cache)``."""
@@ -254,18 +230,12 @@ class Image:
             part = min(self._pace.length, end - offset)
             began = time.monotonic()
             file.fill(offset, part, way, self._cancel)
-            ended = time.monotonic()
-            seconds += ended - began
-            self._pace.took(ended - began)
+            took = time.monotonic() - began
+            seconds += took
+            self._pace.took(took)
             offset += part
-            with self._lock:
-                self._done += part
-                self._stall = max(self._stall, ended - began)
-                self._ended = ended
-                done = self._done
-            self._progress(done)
-            if done == self.total:
-                self._when_done(self._report())
+            if self._tally.add(part, took):
+                self._when_done(self._tally.report())
         return seconds
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hotstart.device.generator import new_generator
 from hotstart.models.spec import WeightSpec
 
 
@@ -23,7 +24,7 @@ class RandomStore:
         for spec in specs:
             if not spec.alias_of:
                 self._slots.setdefault(spec.slot, []).append(spec)
-        torch.manual_seed(seed)
+        self._generator = new_generator(device).manual_seed(seed)
 
     def tensor(self, slot: str) -> Tensor:
         """See :class:`~hotstart.models.base.Store`."""
@@ -32,5 +33,8 @@ class RandomStore:
             specs = self._slots[name]
             shape = (sum(spec.shape[0] for spec in specs), *specs[0].shape[1:])
             tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
-            self._made[name] = tensor.fill_(1.0) if len(shape) == 1 else tensor.normal_(0, shape[-1] ** -0.5)
+            if len(shape) == 1:
+                self._made[name] = tensor.fill_(1.0)
+            else:
+                self._made[name] = tensor.normal_(0, shape[-1] ** -0.5, generator=self._generator)
         return self._made[name]

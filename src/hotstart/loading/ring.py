@@ -4,8 +4,9 @@ Each thread owns a stream and a few buffers: it reads the next chunk of a file i
 device copies from the others. Nothing here needs torch, so all of it runs while torch is imported.
 
 Why these numbers: 8 threads with 2 buffers of 8 MiB moved 28 to 30 GB/s from the page cache to an
-H200, more threads or larger buffers were slower, and reads under 8 MiB stretch a concurrent import,
-because every read gives up the interpreter lock and asks for it again.
+H200, and more threads or larger buffers were slower. Reads are whole buffers wherever the storage is
+fast (:mod:`hotstart.loading.pace`), since every read gives up the interpreter lock and asks for it
+again, which many small ones would make a concurrent import pay for.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from hotstart.device.base import HostBuffer
 from hotstart.errors import EngineError, HotstartError, StorageError
 from hotstart.loading.arena import Arena
 from hotstart.loading.pace import Pace
+from hotstart.loading.tally import LoadReport, Tally
 from hotstart.storage.source import ReadCancelled, Source
-from hotstart.units import format_seconds, format_size
+from hotstart.units import format_size
 
 THREADS = 8
 BUFFERS = 2
@@ -51,48 +53,11 @@ class Chunk(Struct, frozen=True):
     copies: tuple[Copy, ...]
 
 
-class LoadReport(Struct, frozen=True):
-    """What a load did."""
-
-    bytes: int
-    """Tensor bytes that arrived."""
-    read: int
-    """File bytes read: tensors and the small holes between them, each once."""
-    chunks: int
-    seconds: float
-    longest_stall: float
-    """Longest time in which no chunk arrived, in seconds: the import held the interpreter lock."""
-
-    def __str__(self) -> str:
-        """What the phase itself does not tell: bytes, seconds and rate are in its line already."""
-        return f"longest stall {format_seconds(self.longest_stall)}"
-
-
-def load(
-    checkpoint: Checkpoint,
-    arena: Arena,
-    *,
-    threads: int = THREADS,
-    buffers: int = BUFFERS,
-    buffer_bytes: int = BUFFER_BYTES,
-    progress: Callable[[int], None] | None = None,
-) -> LoadReport:
-    """Fill the arena and return when every byte is in place; errors as for :meth:`Loading.wait`."""
-    loading = Loading(
-        checkpoint, arena, threads=threads, buffers=buffers, buffer_bytes=buffer_bytes, progress=progress
-    )
-    try:
-        return loading.wait()
-    finally:
-        loading.close()
-
-
 class Loading:
     """A load under way; its threads run from the constructor on.
 
-    ``progress`` is called on the reader threads with the file bytes read so far out of
-    :attr:`total`; a slow one holds up its own thread only, and may see a larger number before a
-    smaller one.
+    ``progress`` is called with the file bytes read so far out of :attr:`total`: see
+    :class:`~hotstart.loading.tally.Tally`.
     """
 
     def __init__(
@@ -103,13 +68,12 @@ class Loading:
         threads: int = THREADS,
         buffers: int = BUFFERS,
         buffer_bytes: int = BUFFER_BYTES,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         targets = [(part.ref, arena.address(part)) for part in arena.layout.parts]
         self._chunks = plan_chunks(targets, buffer_bytes)
         self._device = arena.device
         self._buffers, self._buffer_bytes = buffers, buffer_bytes
-        self._progress = progress
         self._pace = Pace(buffer_bytes)
         self._files = self._open(checkpoint)
         self._waiting = deque(self._chunks)
@@ -118,10 +82,8 @@ class Loading:
         self._errors: list[BaseException] = []
         self._slots: list[_Slot] = []
         self._streams: list[int] = []
-        self._read = 0
-        self._stall = 0.0
-        self._began = self._latest = time.monotonic()
         self.total = sum(chunk.nbytes for chunk in self._chunks)
+        self._tally = Tally(self.total, progress)
         self._threads = [
             threading.Thread(target=self._run, name=f"reader-{n}", daemon=True)
             for n in range(min(threads, len(self._chunks)))
@@ -140,12 +102,11 @@ class Loading:
         self._close_files()
         if self._errors:
             raise self._errors[0]
-        if self._read < self.total:
+        if self._tally.done < self.total:
             raise EngineError(
-                f"loading was cancelled after {format_size(self._read)} of {format_size(self.total)}"
+                f"loading was cancelled after {format_size(self._tally.done)} of {format_size(self.total)}"
             )
-        arrived = sum(copy.nbytes for chunk in self._chunks for copy in chunk.copies)
-        return LoadReport(arrived, self._read, len(self._chunks), self._latest - self._began, self._stall)
+        return self._tally.report()
 
     def cancel(self) -> None:
         """Let the readers end after the chunk they are at."""
@@ -209,7 +170,6 @@ class Loading:
             for copy in chunk.copies:
                 device.copy(copy.dst, slot.buffer.address + copy.at, copy.nbytes, stream)
             device.record(slot.event, stream)
-            self._arrived(chunk)
 
     def _slot(self) -> _Slot:
         slot = _Slot(self._device.pinned(self._buffer_bytes), self._device.event())
@@ -225,21 +185,9 @@ class Loading:
             part = view[done : min(done + self._pace.length, chunk.nbytes)]
             source.read_into(part, chunk.offset + done, self._stop)
             done += len(part)
-            self._pace.took(time.monotonic() - began)
-            self._advance(len(part))
-
-    def _advance(self, nbytes: int) -> None:
-        with self._lock:
-            self._read += nbytes
-            read = self._read
-        if self._progress is not None:
-            self._progress(read)
-
-    def _arrived(self, chunk: Chunk) -> None:
-        now = time.monotonic()
-        with self._lock:
-            self._stall = max(self._stall, now - self._latest)
-            self._latest = now
+            took = time.monotonic() - began
+            self._pace.took(took)
+            self._tally.add(len(part), took)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
