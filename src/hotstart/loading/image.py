@@ -14,6 +14,7 @@ two to seven times as long).
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import errno
 import mmap
@@ -31,6 +32,7 @@ from hotstart.loading.flow import Flow
 from hotstart.loading.pace import Pace
 from hotstart.loading.tally import LoadReport, Tally
 from hotstart.loading.trial import Trial
+from hotstart.loading.watch import Watch
 from hotstart.storage.mounts import mount_of
 from hotstart.storage.residency import resident_fraction
 from hotstart.storage.source import FileSource, ReadCancelled, Source
@@ -95,8 +97,10 @@ class Image:
         *,
         strategy: str = "auto",
         readers: int | None = None,
+        patience: float = 60.0,
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
+        """``patience``: seconds without a byte after which a read is taken over, then given up."""
         self.checkpoint = checkpoint
         self.total = sum(file.size for file in checkpoint.files)
         self._tally = Tally(self.total, progress)
@@ -115,6 +119,10 @@ class Image:
             threading.Thread(target=self._run, name=f"weights-{i}", daemon=True)
             for i in range(min(most, len(self._steps)))
         ]
+        self._active = len(self._threads)
+        self._ended = threading.Event()
+        """All is there, or a reader failed, or none is left."""
+        self._watch: Watch[_Step] = Watch(patience, self._take_over, self._fail)
         cold = sum(file.size for file in self._files if file.is_cold)
         self._trial = Trial(warm_up=len(self._threads)) if cold >= _TRIAL_FROM else None
         self._when_done: Callable[[LoadReport], None] = lambda report: None
@@ -124,6 +132,7 @@ class Image:
         """Begin to read, once the checks have passed. ``done`` is called once all is there."""
         self._tally.start()
         self._when_done = done
+        self._watch.start()
         for thread in self._threads:
             thread.start()
 
@@ -134,8 +143,8 @@ class Image:
 
     def wait(self) -> LoadReport:
         """Block until every byte is there; raises the first error of a reader, or ReadCancelled."""
-        for thread in self._threads:
-            thread.join()
+        if self._threads:
+            self._ended.wait()
         if self._errors:
             raise self._errors[0]
         if self._tally.done < self.total:
@@ -181,14 +190,14 @@ class Image:
         """The image of a file; writable, private to this process."""
         return self._files[file].memory
 
-    def _plan(self) -> list[tuple[_File, int, int]]:
+    def _plan(self) -> list[_Step]:
         """Steps in file order; files that are read come before files that are mapped."""
         steps = [
-            (file, offset, min(STEP, file.size - offset))
+            _Step(file, offset, min(offset + STEP, file.size))
             for file in self._files
             for offset in range(0, file.size, STEP)
         ]
-        steps.sort(key=lambda step: step[0].choice.strategy == "map")
+        steps.sort(key=lambda step: step.file.choice.strategy == "map")
         steps.reverse()
         return steps
 
@@ -196,9 +205,11 @@ class Image:
         try:
             while not self._cancel.is_set() and self._one():
                 pass
+        except _TakenOverError:
+            return  # another reader counts as this one since
         except BaseException as error:
-            self._errors.append(error)
-            self._cancel.set()
+            self._fail(error)
+        self._leave()
 
     def _one(self) -> bool:
         """Take the next step; False when there is none."""
@@ -206,37 +217,92 @@ class Image:
             with self._lock:
                 if not self._steps:
                     return False
-                file, offset, length = self._steps.pop()
-            self._step(file, offset, length)
+                step = self._steps.pop()
+            self._bring(step)
         return True
 
-    def _step(self, file: _File, offset: int, length: int) -> None:
+    def _bring(self, step: _Step) -> None:
         """Bring a step into memory, in reads that the storage answers in a fraction of a second."""
-        way, sample = file.choice.strategy, False
+        file, way, sample = step.file, step.file.choice.strategy, False
         if self._trial is not None and file.is_cold:
             way, sample = self._trial.next()
-        elif file.in_page_cache(offset, length):
+        elif file.in_page_cache(step.offset, step.end - step.offset):
             way = "buffered"
-        seconds = self._fill(file, offset, length, way)
-        if sample and self._trial is not None and self._trial.took(way, length, seconds):
+        seconds = self._fill(step, step.offset, way)
+        if sample and self._trial is not None and self._trial.took(way, step.end - step.offset, seconds):
             for each in self._files:
                 each.heed(self._trial)
 
-    def _fill(self, file: _File, offset: int, length: int, way: str) -> float:
+    def _fill(self, step: _Step, offset: int, way: str, *, attempt: int = 1) -> float:
         """Returns the seconds spent reading."""
-        seconds = 0.0
-        end = offset + length
-        while offset < end and not self._cancel.is_set():
-            part = min(self._pace.length, end - offset)
-            began = time.monotonic()
-            file.fill(offset, part, way, self._cancel)
-            took = time.monotonic() - began
-            seconds += took
-            self._pace.took(took)
-            offset += part
-            if self._tally.add(part, took):
-                self._when_done(self._tally.report())
+        file, seconds = step.file, 0.0
+        # What is read by ranges of an object has a patience of its own.
+        reading = None
+        if way != "ranges":
+            reading = self._watch.begin(step, file.source.name, offset, attempt=attempt)
+        try:
+            while offset < step.end and not self._cancel.is_set():
+                part = min(self._pace.length, step.end - offset)
+                began = time.monotonic()
+                file.fill(offset, part, way, self._cancel)
+                took = time.monotonic() - began
+                seconds += took
+                self._pace.took(took)
+                offset += part
+                if reading is not None and not self._watch.moved(reading, offset):
+                    raise _TakenOverError
+                self._count(part, took)
+        finally:
+            if reading is not None:
+                self._watch.finish(reading)
         return seconds
+
+    def _count(self, nbytes: int, took: float) -> None:
+        if self._tally.add(nbytes, took):
+            self._when_done(self._tally.report())
+        if self._tally.done == self.total:
+            self._finish()
+
+    def _take_over(self, step: _Step, offset: int, attempt: int) -> None:
+        """Read what is left of a step whose reader hangs, on another thread and descriptor."""
+
+        def run() -> None:
+            try:
+                self._fill(_Step(step.file.again(), offset, step.end), offset, "buffered", attempt=attempt)
+                while not self._cancel.is_set() and self._one():
+                    pass
+            except BaseException as error:
+                self._fail(error)
+            self._leave()
+
+        threading.Thread(target=run, name="weights-again", daemon=True).start()
+
+    def _fail(self, error: BaseException) -> None:
+        self._errors.append(error)
+        self._cancel.set()
+        self._finish()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._active -= 1
+        if self._active == 0:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._watch.end()
+        self._ended.set()
+
+
+class _TakenOverError(Exception):
+    """This reader came back from a read when its range was another's already."""
+
+
+class _Step(Struct, frozen=True):
+    """A part of a file, as one reader takes it."""
+
+    file: _File
+    offset: int
+    end: int
 
 
 class _File:
@@ -267,6 +333,12 @@ class _File:
         source = self.source if way == "direct" else self._cached
         end = min(offset + -(-length // source.align) * source.align, len(self._view))
         source.read_into(self._view[offset:end], offset, cancel)
+
+    def again(self) -> _File:
+        """The same memory, filled through a descriptor of its own."""
+        other = copy.copy(self)
+        other.source = other._cached = self._folder.source(self._file)
+        return other
 
     def in_page_cache(self, offset: int, length: int) -> bool:
         """Whether a range of a file that is read directly need not come from the device."""
