@@ -11,13 +11,14 @@ import re
 import stat
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from urllib.parse import unquote
 
 from hotstart.errors import ConfigError, HotstartError, ModelError
 from hotstart.storage.access import read_error
+from hotstart.storage.location import is_hub_page, is_location, scheme_of
 from hotstart.storage.mounts import container, mounts
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _MAX_NEIGHBOURS = 10_000
 
 
@@ -38,8 +39,8 @@ def resolve(
     ConfigError for what cannot be a model, ModelError for what does not exist, StorageError for
     what cannot be reached.
     """
-    if match := _SCHEME.match(model):
-        raise _no_scheme(model, match[1].lower())
+    if scheme := scheme_of(model):
+        raise _no_scheme(model, scheme)
     if is_path(model):
         return _directory(model)
     if not _HUB_NAME.fullmatch(model) or ".." in model or "--" in model:
@@ -149,17 +150,42 @@ def _device(path: str) -> ConfigError:
 
 
 def _no_scheme(model: str, scheme: str) -> ConfigError:
-    if scheme in ("http", "https"):
-        hub = re.fullmatch(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)/?.*", model)
-        advice = f"Pass its name on the hub: {hub[1]}" if hub else "Download it and pass the directory"
-    elif scheme == "file":
-        advice = f"Pass the path: {model[len('file://') :]}"
-    elif scheme == "hf":
-        advice = f"Pass the name: {model[len('hf://') :]}"
-    else:
-        advice = "Copy the model to a directory, or mount the bucket, and pass the directory"
+    shown = model.partition("?")[0]
+    if is_hub_page(model):
+        return _hub_page(shown)
+    if scheme == "file":
+        path = unquote(re.sub(r"^file://(?:localhost(?=/))?", "", model, flags=re.IGNORECASE))
+        return ConfigError(f"{shown} is a URL", expected="a path", advice=f"Pass the path: {path}")
+    if scheme == "hf":
+        name = shown[len("hf://") :].removeprefix("models/").strip("/")
+        return ConfigError(
+            f"{shown} is a URL", expected="the name of a model on the hub", advice=f"Pass the name: {name}"
+        )
+    if is_location(model):
+        return ConfigError(
+            f"{shown} lies in an object store or on a web server, from where only the model itself is read",
+            expected="a directory or a name on the hub",
+            advice="Copy these files to a directory and pass that",
+        )
     return ConfigError(
-        f"{model} is a URL: {scheme}:// is not supported yet",
-        expected="a directory or a name on the hub",
-        advice=advice,
+        f"{shown} is a URL, and {scheme}:// is no storage that hotstart reads",
+        expected="a directory, a name on the hub, or an address that starts with s3://, gs://, az:// or http(s)://",
+        advice="Copy the model to a directory, or mount its file system, and pass the directory",
+    )
+
+
+def _hub_page(shown: str) -> ConfigError:
+    """The address of a page, from a browser: which name it shows, and of which revision."""
+    found = re.fullmatch(
+        r"https?://[^/]+/([\w.-]+/[\w.-]+)(?:/(?:tree|blob|resolve|raw)/([^/#]+).*|[/#].*)?", shown
+    )
+    if found is None or found[1].startswith(("datasets/", "spaces/", "docs/")):
+        return ConfigError(
+            f"{shown} is a page of the hub, not a model", expected="a name such as Qwen/Qwen3-0.6B"
+        )
+    revision = f" --revision {found[2]}" if found[2] and found[2] != "main" else ""
+    return ConfigError(
+        f"{shown} is a page of the hub",
+        expected="the name of a model there",
+        advice=f"Pass its name on the hub: {found[1]}{revision}",
     )
