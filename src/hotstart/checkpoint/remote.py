@@ -51,9 +51,9 @@ class ObjectFolder:
         text = first.data[8 : 8 + length]
         if len(text) < length:
             rest = bytearray(length - len(text))
-            self._open(name, first.size, first.etag).read_into(memoryview(rest), 8 + len(text), NEVER)
+            self._open(name, first.size, first.identity).read_into(memoryview(rest), 8 + len(text), NEVER)
             text += bytes(rest)
-        return parse_header(path, first.size, text, file, first.etag)
+        return parse_header(path, first.size, text, file, first.identity)
 
     def source(self, file: ShardFile, *, direct: bool = False) -> Source:
         """See :class:`hotstart.checkpoint.folder.Folder`."""

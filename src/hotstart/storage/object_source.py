@@ -7,6 +7,7 @@ raced: two writers must not share a buffer.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -14,21 +15,27 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from hotstart.errors import HotstartError, StorageError
-from hotstart.storage.http_connection import Head, HttpConnection
-from hotstart.storage.retry import TRANSIENT, Persistence, TransientError
+from hotstart.storage.http_connection import Head, StalledError
+from hotstart.storage.object_errors import code_of
+from hotstart.storage.retry import TRANSIENT, Persistence, TransientError, retry_after
 from hotstart.storage.source import Cancel
 
 if TYPE_CHECKING:
-    from hotstart.storage.object_store import ObjectStore
+    from hotstart.storage.object_store import Answer, ObjectStore
 
 _SLOWER = 4.0
 """Times the usual duration of a range, after which the rest of it is asked for anew."""
-_NEVER_SLOW = 2.0
+_NEVER_SLOW = 0.5
 """Seconds that every range may take."""
 _REPLACEMENTS = 3
 _USUAL_FROM = 8
 """Ranges that must have arrived before anything is called usual."""
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_LAST_MODIFIED = "Last-Modified: "
+_TRANSIENT_CODES = frozenset(
+    {"InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException"}
+)
+_EXPIRED_CODES = frozenset({"ExpiredToken", "RequestExpired", "TokenRefreshRequired"})
 
 
 class Speed:
@@ -41,7 +48,7 @@ class Speed:
         self.retried = 0
 
     def took(self, nbytes: int, seconds: float) -> None:
-        """A range arrived without trouble."""
+        """A range arrived without an error."""
         with self._lock:
             self._seconds_per_byte.append(seconds / max(1, nbytes))
 
@@ -49,7 +56,7 @@ class Speed:
         """Seconds after which a range of this length is slow."""
         with self._lock:
             if len(self._seconds_per_byte) < _USUAL_FROM:
-                return float("inf")
+                return math.inf
             usual = sorted(self._seconds_per_byte)[len(self._seconds_per_byte) // 2]
         return max(_NEVER_SLOW, _SLOWER * usual * nbytes)
 
@@ -64,133 +71,229 @@ class _SlowError(OSError):
     """This range is much slower than the others."""
 
 
+class _RefusedError(Exception):
+    """Credentials or signature are not accepted (any more)."""
+
+
 class ObjectSource:
-    """See :class:`hotstart.storage.source.Source`. ``identity`` is the ETag, asked for with each range."""
+    """See :class:`hotstart.storage.source.Source`. ``identity`` (see :func:`validator`) pins each range."""
 
     align = 1
 
-    def __init__(self, store: ObjectStore, key: str, size: int, etag: str, speed: Speed) -> None:
+    def __init__(self, store: ObjectStore, key: str, size: int, identity: str, speed: Speed) -> None:
         self.name = store.name(key)
         self.size = size
-        self.identity = etag
+        self.identity = identity
         self._store = store
         self._key = key
         self._speed = speed
+        self._closed = False
 
     def read_into(self, buffer: memoryview, offset: int, cancel: Cancel) -> None:
         """See :class:`hotstart.storage.source.Source`; one request, and more where it breaks."""
-        persistence = Persistence(self._store.patience)
-        at = replacements = 0
+        if offset < 0 or offset + len(buffer) > self.size:
+            raise ValueError(
+                f"bytes {offset} to {offset + len(buffer)} of {self.name}, which has {self.size}"
+            )
+        left = _Left(buffer, offset, Persistence(self._store.patience))
+        replacements = 0
         began = time.monotonic()
-        while at < len(buffer):
-            connection: HttpConnection | None = None
+        while len(left.view):
+            limit = self._speed.patience(len(left.view)) if replacements < _REPLACEMENTS else math.inf
             try:
-                connection, used = self._store.connect(self._key)
-                limit = self._speed.patience(len(buffer) - at) if replacements < _REPLACEMENTS else None
-                head = self._ask(connection, offset + at, offset + len(buffer), cancel)
-                started = time.monotonic()
-                while at < len(buffer):
-                    at += connection.receive_into(buffer[at:], cancel)
-                    persistence.progressed()
-                    if limit is not None and at < len(buffer) and time.monotonic() - started > limit:
-                        raise _SlowError("slow")
+                self._attempt(left, time.monotonic() + limit, cancel)
             except HotstartError:
-                _drop(connection)
                 raise
             except _SlowError:
-                _drop(connection)
                 replacements += 1
                 self._speed.count(replaced=1)
             except OSError as error:
-                _drop(connection)
-                if connection is not None and used and not isinstance(error, TransientError):
-                    used = False
-                    continue  # the server had closed an idle connection: no failure of this read
                 self._speed.count(retried=1)
-                self._wait(persistence, error, offset + at, cancel)
-            except BaseException:
-                _drop(connection)
-                raise
-            else:
-                self._store.give_back(connection, head)
-        if not persistence.failures and not replacements:
+                self._wait(left, error, cancel)
+        if not left.persistence.failures and len(buffer):
             self._speed.took(len(buffer), time.monotonic() - began)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """The store's connections close with its last source."""
+        if not self._closed:
+            self._closed = True
+            self._store.closed()
 
     def verify(self) -> None:
-        """Every range was asked for by ETag: there is nothing left to compare."""
+        """Each answer was compared with what is pinned: there is nothing left to compare."""
 
-    def _ask(self, connection: HttpConnection, begin: int, end: int, cancel: Cancel) -> Head:
-        """Ask for bytes ``begin`` to ``end``; the head, once it promises just them."""
-        headers = {"Range": f"bytes={begin}-{end - 1}"}
-        if self.identity and not self.identity.startswith("W/"):
-            headers["If-Match"] = self.identity
-        target, extra = self._store.target(self._key)
-        head = connection.ask(target, {**headers, **extra}, cancel)
+    def _attempt(self, left: _Left, slow: float, cancel: Cancel) -> None:
+        """Ask for what is left and receive it; from ``slow`` on it is worth another connection."""
+        try:
+            answer = self._ask(left, slow, cancel)
+            connection = answer.connection
+            try:
+                while len(left.view):
+                    until = min(slow, time.monotonic() + left.persistence.silence)
+                    got = connection.receive_into(left.view, cancel, until=until)
+                    if got == 0:
+                        raise TransientError("the answer is shorter than its range")
+                    left.arrived(got)
+                    if len(left.view) and time.monotonic() > slow:
+                        raise _SlowError
+            except BaseException:
+                connection.close()
+                raise
+            self._store.give_back(connection)
+        except StalledError:
+            if time.monotonic() >= slow:
+                raise _SlowError from None
+            raise
+
+    def _ask(self, left: _Left, slow: float, cancel: Cancel) -> Answer:
+        """The answer to a request for what is left, once its head promises just that."""
+        epoch = -1
+        while True:
+            until = min(slow, time.monotonic() + left.persistence.silence)
+            headers = {"Range": f"bytes={left.offset}-{left.end - 1}", **self._condition()}
+            answer = self._store.ask(self._key, headers, cancel, until=until)
+            try:
+                self._check(answer, left, cancel)
+            except _RefusedError as refused:
+                answer.connection.close()
+                error = refused.args[0]
+                if epoch >= 0:
+                    raise self._refused_again(error) from None
+                epoch = answer.epoch
+                if not self._store.renew(epoch):
+                    raise error from None
+            except BaseException:
+                answer.connection.close()
+                raise
+            else:
+                return answer
+
+    def _condition(self) -> dict[str, str]:
+        """What makes the server refuse a range of another object; weak ETags can only be compared."""
+        if self.identity.startswith(_LAST_MODIFIED):
+            return {"If-Unmodified-Since": self.identity[len(_LAST_MODIFIED) :]}
+        return {"If-Match": self.identity} if self.identity.startswith('"') else {}
+
+    def _check(self, answer: Answer, left: _Left, cancel: Cancel) -> None:
+        head = answer.head
         if head.status == 206:
-            self._check_range(head, begin, end)
-            return head
-        if head.status == 200 and begin == 0 and end == self.size and head.length in (None, end):
-            self._check_etag(head)
-            return head
-        if head.status == 412:
-            raise self.changed()
-        if head.status == 200:
+            check_plain(self.name, head)
+            self._check_range(head, left)
+        elif head.status == 200 and (left.offset, left.end) == (0, self.size):
+            check_plain(self.name, head)
+            if head.length not in (None, self.size):
+                raise self.changed()
+        elif head.status == 200:
             raise StorageError(
                 f"The server of {self.name} ignores Range and sends whole files",
                 expected="a server that answers ranges (status 206)",
                 advice="Serve the files by nginx, Apache or an object store, or copy them to a disk",
             )
-        body = connection.body(head, 4096, cancel)
-        if head.status in TRANSIENT:
-            raise TransientError(self._store.wording(head, body), _seconds(head))
-        raise self._store.refusal(self._key, head, body)
+        elif head.status in (412, 416):
+            raise self.changed()
+        else:
+            raise self._error(head, answer.connection.body(head, 64 << 10, cancel))
+        if not _agree(self.identity, validator(head)):
+            raise self.changed()
 
-    def _check_range(self, head: Head, begin: int, end: int) -> None:
-        found = _CONTENT_RANGE.fullmatch(head.headers.get("content-range", ""))
-        if found is None or (int(found[1]), int(found[2]) + 1) != (begin, end):
-            raise TransientError(
-                f"asked for bytes {begin}-{end - 1}, got {head.headers.get('content-range')}"
+    def _error(self, head: Head, body: bytes) -> Exception:
+        if is_transient(head, body):
+            return TransientError(self._store.wording(head, body), retry_after(head.headers))
+        refusal = self._store.refusal(self._key, head, body)
+        if head.status in (401, 403) or code_of(body) in _EXPIRED_CODES:
+            return _RefusedError(refusal)
+        if head.status == 404:
+            return StorageError(
+                f"{self.name} is gone; it was there when its header was read",
+                expected="files that stay as they are during a load",
+                advice="Publish a new model under a new prefix, and delete the old one later",
             )
-        if found[3] != "*" and int(found[3]) != self.size:
-            raise self.changed()
-        self._check_etag(head)
+        return refusal
 
-    def _check_etag(self, head: Head) -> None:
-        etag = head.headers.get("etag", "")
-        if self.identity and etag and etag != self.identity:
+    def _check_range(self, head: Head, left: _Left) -> None:
+        text = head.headers.get("content-range", "")
+        found = _CONTENT_RANGE.fullmatch(text)
+        if found is not None and found[3] != "*" and int(found[3]) != self.size:
             raise self.changed()
+        if found is None or (int(found[1]), int(found[2]) + 1) != (left.offset, left.end):
+            raise TransientError(f"asked for bytes {left.offset}-{left.end - 1}, got {text!a}")
+        if head.length not in (None, len(left.view)):
+            raise TransientError(f"asked for {len(left.view)} bytes, {head.length} are announced")
 
     def changed(self) -> StorageError:
         """The error for an object that is not the one whose header was read."""
+        what = f"with {_named(self.identity)}" if self.identity else f"of {self.size} bytes"
         return StorageError(
             f"{self.name} was replaced while it was read",
-            expected=f"the object with ETag {self.identity} during the whole load",
+            expected=f"the object {what} during the whole load",
             advice="Start again when the upload is complete; publish a new model under a new prefix",
         )
 
-    def _wait(self, persistence: Persistence, error: OSError, offset: int, cancel: Cancel) -> None:
+    def _refused_again(self, error: HotstartError) -> HotstartError:
+        return type(error)(
+            f"In the middle of the load, and again after signing anew: {error.found}",
+            expected=error.expected,
+            advice=error.advice or "The credentials have expired or were withdrawn: renew them",
+        )
+
+    def _wait(self, left: _Left, error: OSError, cancel: Cancel) -> None:
         try:
-            persistence.failed(error, cancel)
-        except TimeoutError:
-            raise
+            left.persistence.failed(error, cancel)
         except OSError as last:
             raise StorageError(
-                f"{self.name} gave no byte for {persistence.stuck:.0f} s at byte {offset}, "
-                f"in {persistence.failures} attempts: {last}",
+                f"{self.name} gave no byte for {left.persistence.stuck:.0f} s at byte {left.offset}, "
+                f"in {left.persistence.failures} attempts: {last}",
                 advice=self._store.advice
                 or "Look at the store's status and at the network between; "
                 "--storage-timeout allows more time",
             ) from None
 
 
-def _drop(connection: HttpConnection | None) -> None:
-    if connection is not None:
-        connection.close()
+class _Left:
+    """What of a range has not arrived yet."""
+
+    def __init__(self, buffer: memoryview, offset: int, persistence: Persistence) -> None:
+        self.view = buffer
+        self.offset = offset
+        self.end = offset + len(buffer)
+        self.persistence = persistence
+
+    def arrived(self, nbytes: int) -> None:
+        self.view = self.view[nbytes:]
+        self.offset += nbytes
+        self.persistence.progressed()
 
 
-def _seconds(head: Head) -> float | None:
-    value = head.headers.get("retry-after", "")
-    return min(float(value), 60.0) if value.isdigit() and len(value) < 6 else None
+def validator(head: Head) -> str:
+    """What pins an object's content: its ETag; without one its time, ``Last-Modified: …``; or nothing."""
+    if etag := head.headers.get("etag", ""):
+        return etag
+    modified = head.headers.get("last-modified", "")
+    return _LAST_MODIFIED + modified if modified else ""
+
+
+def is_transient(head: Head, body: bytes) -> bool:
+    """Whether an answer may be another one a moment later."""
+    return head.status in TRANSIENT or code_of(body) in _TRANSIENT_CODES
+
+
+def check_plain(name: str, head: Head) -> None:
+    """Raise StorageError when the bytes that come are not those that were stored."""
+    encoding = head.headers.get("content-encoding", "").lower()
+    if encoding.replace("aws-chunked", "").strip(" ,") not in ("", "identity"):
+        raise StorageError(
+            f"{name} comes compressed (Content-Encoding: {encoding[:20]})",
+            expected="the file as it is",
+            advice="Upload it without Content-Encoding, or turn compression off for this folder",
+        )
+
+
+def _agree(pinned: str, found: str) -> bool:
+    """Whether two validators may be of one object; one of another kind, or none, says nothing."""
+    if not pinned or not found or pinned.startswith(_LAST_MODIFIED) != found.startswith(_LAST_MODIFIED):
+        return True
+    return pinned.removeprefix("W/") == found.removeprefix("W/")
+
+
+def _named(identity: str) -> str:
+    return identity if identity.startswith(_LAST_MODIFIED) else f"ETag {identity}"

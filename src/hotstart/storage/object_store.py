@@ -7,32 +7,38 @@ it: its files are asked for by address.
 
 from __future__ import annotations
 
+import logging
+import math
 import re
+import socket
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from hotstart.errors import HotstartError, StorageError
 from hotstart.storage.cloud_settings import CloudSettings, settings_for
+from hotstart.storage.connections import Connections
 from hotstart.storage.http_connection import Head, HttpConnection
 from hotstart.storage.location import Location, quoted
-from hotstart.storage.object_errors import explain, wording
-from hotstart.storage.object_source import ObjectSource, Speed
-from hotstart.storage.retry import TRANSIENT, Persistence, TransientError
+from hotstart.storage.object_errors import code_of, explain, wording
+from hotstart.storage.object_source import ObjectSource, Speed, check_plain, is_transient, validator
+from hotstart.storage.retry import Persistence, TransientError, retry_after
 
 if TYPE_CHECKING:
-    from hotstart.storage.source import Cancel
+    from hotstart.storage.source import Cancel, Source
+
+log = logging.getLogger("hotstart.storage")
 
 _SIGNED_FOR = 3600.0
 _RENEW_BEFORE = 600.0
 """Seconds: a signature is renewed this long before it ends, so that no request meets its end."""
-_SIZE = re.compile(r"bytes \d+-\d+/(\d+)")
+_FIRST_CONTACT = 10.0
+"""Seconds for which a store that never answered is asked: a wrong address is likelier than an outage."""
+_RANGE = re.compile(r"bytes 0-(\d+)/(\d+)")
 
 
 class ObjectInfo(Struct, frozen=True):
@@ -48,7 +54,19 @@ class Fetched(Struct, frozen=True):
     data: bytes
     size: int
     """Of the whole object."""
-    etag: str
+    identity: str
+    """See :func:`hotstart.storage.object_source.validator`."""
+    unchanged: bool = False
+    """It is the one that the caller knows; ``data`` is empty."""
+
+
+class Answer(Struct, frozen=True):
+    """A request's answer, of which the head has been read."""
+
+    connection: HttpConnection
+    head: Head
+    epoch: int
+    """Of the credentials that signed it."""
 
 
 class _Never:
@@ -70,10 +88,14 @@ class ObjectStore:
         """Find out how to reach it; asks nobody yet. Raises ConfigError."""
         self.location = location
         self.patience = patience
+        self._environ = environ
         self.settings: CloudSettings = settings_for(location, environ)
         self.speed = Speed()
         self._lock = threading.Lock()
-        self._idle: dict[tuple[str, str, int], list[HttpConnection]] = defaultdict(list)
+        self._connections = Connections(patience=patience, tls=self.settings.tls)
+        self._answered = False
+        self._sources = 0
+        self._epoch = 0
         self._urls: dict[str, tuple[str, float]] = {}
         self._store: Any = None
 
@@ -100,64 +122,81 @@ class ObjectStore:
                     name = meta["path"][len(prefix) :].lstrip("/")
                     found[name] = ObjectInfo(meta["size"], meta["e_tag"] or "")
         except Exception as error:
-            raise self._failed(error, "list", prefix) from None
+            raise self.failed(error, "list", prefix) from None
         return found
 
-    def fetch(self, name: str, limit: int, *, cancel: Cancel = NEVER) -> Fetched | None:
-        """The first ``limit`` bytes of a file in the folder; None when there is none. Raises StorageError."""
+    def fetch(
+        self, name: str, limit: int, *, known: str = "", optional: bool = False, cancel: Cancel = NEVER
+    ) -> Fetched | None:
+        """The first ``limit`` bytes of a file in the folder; None when there is none.
+
+        ``known``: an identity; the object is not sent again if it still has it. ``optional``: a file
+        that may not be read counts as absent, for a store says the same of one that does not exist
+        to those who may not list. Raises StorageError.
+        """
         key = self.location.key(name)
+        headers = {"Range": f"bytes=0-{limit - 1}"}
+        if known:
+            conditional = known.partition("Last-Modified: ")
+            headers |= {"If-Modified-Since": conditional[2]} if conditional[1] else {"If-None-Match": known}
         persistence = Persistence(self.patience)
         while True:
-            connection: HttpConnection | None = None
             try:
-                connection, _ = self.connect(key)
-                target, headers = self.target(key)
-                head = connection.ask(target, {**headers, "Range": f"bytes=0-{limit - 1}"}, cancel)
-                body = connection.body(head, limit, cancel)
-                if head.status in TRANSIENT:
-                    raise TransientError(wording(head, body))
-                if head.status == 206 and head.length == len(body):
-                    self.give_back(connection, head)
-                else:
-                    connection.close()
-                return self._fetched(key, head, body)
-            except HotstartError:
+                return self._fetch_once(key, limit, headers, optional, persistence, cancel)
+            except HotstartError:  # noqa: PERF203 - any attempt may fail
                 raise
             except OSError as error:
-                if connection is not None:
-                    connection.close()
-                try:
-                    persistence.failed(error, cancel)
-                except OSError as last:
-                    raise self._unreachable(key, last) from None
+                self._wait(key, persistence, error, cancel)
 
-    def source(self, key: str, size: int, etag: str) -> ObjectSource:
-        """Reads of an object that must stay the one with this ETag."""
-        return ObjectSource(self, key, size, etag, self.speed)
+    def source(self, key: str, size: int, identity: str) -> Source:
+        """Reads of an object that must stay the one with this identity. Close it."""
+        if not getattr(self.settings, "signs", True):
+            from hotstart.storage.client_source import ClientSource
 
-    def connect(self, key: str) -> tuple[HttpConnection, bool]:
-        """A connection to where the key is served from, and whether it was used before."""
-        parts = urlsplit(self._url(key))
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        place = (parts.scheme, parts.hostname or "", port)
+            return ClientSource(self, self._obstore(), key, size, identity)
         with self._lock:
-            if self._idle[place]:
-                return self._idle[place].pop(), True
-        connection = HttpConnection(*place, patience=self.patience, tls=self.settings.tls())
-        return connection, False
+            self._sources += 1
+        return ObjectSource(self, key, size, identity, self.speed)
 
-    def give_back(self, connection: HttpConnection, head: Head) -> None:
-        """The answer has been read to its end: keep the connection if the server does."""
-        if not head.keeps:
-            connection.close()
-            return
+    def closed(self) -> None:
+        """A source was closed; with the last one, idle connections are."""
         with self._lock:
-            self._idle[connection.place].append(connection)
+            self._sources -= 1
+            last = self._sources == 0
+        if last:
+            self._connections.close()
 
-    def target(self, key: str) -> tuple[str, dict[str, str]]:
-        """What stands behind GET, and headers that authorise it."""
-        parts = urlsplit(self._url(key))
-        return (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), {}
+    def ask(self, key: str, headers: Mapping[str, str], cancel: Cancel, *, until: float = math.inf) -> Answer:
+        """Ask for a key, signed. The caller gives the connection back, or closes it.
+
+        ``until``: of ``time.monotonic``, when a server that stays silent is given up. Raises
+        StorageError for what will not change, OSError for what may.
+        """
+        epoch = self._epoch
+        connection, head = self._connections.get(self._url(key), headers, cancel, until=until)
+        self._answered = True
+        return Answer(connection, head, epoch)
+
+    def give_back(self, connection: HttpConnection) -> None:
+        """Keep a connection for another request if its answer was read to the end, else close it."""
+        self._connections.give_back(connection)
+
+    def renew(self, epoch: int) -> bool:
+        """Look for credentials and sign anew, after requests of ``epoch`` were refused.
+
+        Whoever comes later finds it done. False: requests are not signed, there is nothing to renew.
+        Raises ConfigError.
+        """
+        if self.settings.base_url:
+            return False
+        with self._lock:
+            if self._epoch == epoch:
+                self.settings = settings_for(self.location, self._environ)
+                self._store = None
+                self._urls.clear()
+                self._epoch += 1
+                log.warning("%s refuses what it allowed before: signing anew", self.location)
+        return True
 
     def wording(self, head: Head, body: bytes) -> str:
         """The server's own words."""
@@ -169,24 +208,57 @@ class ObjectStore:
 
     def close(self) -> None:
         """Close idle connections."""
-        with self._lock:
-            for connections in self._idle.values():
-                for connection in connections:
-                    connection.close()
-            self._idle.clear()
+        self._connections.close()
 
-    def _fetched(self, key: str, head: Head, body: bytes) -> Fetched | None:
-        if head.status == 404:
+    def _wait(self, key: str, persistence: Persistence, error: OSError, cancel: Cancel) -> None:
+        unheard = not self._answered and isinstance(error, (ConnectionRefusedError, socket.gaierror))
+        if unheard and persistence.stuck > _FIRST_CONTACT:
+            raise self._unreachable(key, error)
+        try:
+            persistence.failed(error, cancel)
+        except OSError as last:
+            raise self._unreachable(key, last) from None
+
+    def _fetch_once(
+        self,
+        key: str,
+        limit: int,
+        headers: Mapping[str, str],
+        optional: bool,
+        persistence: Persistence,
+        cancel: Cancel,
+    ) -> Fetched | None:
+        answer = self.ask(key, headers, cancel, until=time.monotonic() + persistence.silence)
+        connection, head = answer.connection, answer.head
+        try:
+            if head.status in (200, 206):
+                persistence.progressed()
+                body = connection.body(head, limit, cancel, persistence.progressed)
+            else:
+                body = connection.body(head, 64 << 10, cancel)
+        except BaseException:
+            connection.close()
+            raise
+        self.give_back(connection)
+        if head.status == 404 and code_of(body) != "NoSuchBucket":
             return None
-        etag = head.headers.get("etag", "")
-        if head.status == 200:
-            return Fetched(body, head.length if head.length is not None else len(body), etag)
-        if head.status == 206:
-            found = _SIZE.fullmatch(head.headers.get("content-range", ""))
-            return Fetched(body, int(found[1]) if found else len(body), etag)
+        if head.status == 304:
+            return Fetched(b"", 0, headers.get("If-None-Match", ""), unchanged=True)
         if head.status == 416:  # an empty object has no first byte
-            return Fetched(b"", 0, etag)
-        raise self.refusal(key, head, body)
+            return Fetched(b"", 0, validator(head))
+        if is_transient(head, body):
+            raise TransientError(wording(head, body), retry_after(head.headers))
+        if optional and head.status == 403 and code_of(body) in ("", "AccessDenied"):
+            return None
+        if head.status not in (200, 206):
+            raise self.refusal(key, head, body)
+        check_plain(self.name(key), head)
+        if head.status == 200:
+            return Fetched(body, len(body) if head.length is None else head.length, validator(head))
+        found = _RANGE.fullmatch(head.headers.get("content-range", ""))
+        if found is None or int(found[1]) + 1 != len(body) or len(body) != min(limit, int(found[2])):
+            raise TransientError(f"{len(body)} bytes came as {head.headers.get('content-range')!a}")
+        return Fetched(body, int(found[2]), validator(head))
 
     def _url(self, key: str) -> str:
         if self.settings.base_url:
@@ -202,7 +274,7 @@ class ObjectStore:
         try:
             url = obstore.sign(self._obstore(), "GET", key, timedelta(seconds=_SIGNED_FOR))
         except Exception as error:
-            raise self._failed(error, "sign a request for", key) from None
+            raise self.failed(error, "sign a request for", key) from None
         with self._lock:
             self._urls[key] = url, now + _SIGNED_FOR
         return url
@@ -212,7 +284,8 @@ class ObjectStore:
             self._store = self.settings.open(self.location)
         return self._store
 
-    def _failed(self, error: Exception, doing: str, key: str) -> StorageError:
+    def failed(self, error: Exception, doing: str, key: str) -> StorageError:
+        """The error for what ``obstore`` raised."""
         text = re.sub(r"\s+", " ", str(error))[:400]
         return StorageError(
             f"Cannot {doing} {self.name(key)}: {text} ({self.settings.described})", advice=self.advice
