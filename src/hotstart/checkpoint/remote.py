@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 from hotstart.checkpoint.base import ShardFile
-from hotstart.checkpoint.files import MAX_TOKENIZER
-from hotstart.checkpoint.layout import INDEX
+from hotstart.checkpoint.layout import INDEX, SINGLE
 from hotstart.checkpoint.safetensors import Header, header_length, parse_header
-from hotstart.errors import ConfigError, ModelError, StorageError
+from hotstart.checkpoint.small_files import SmallFiles
+from hotstart.errors import ConfigError, ModelError
 from hotstart.storage.location import parse_location
 from hotstart.storage.object_store import NEVER, Fetched, ObjectStore
 from hotstart.storage.source import Source
 
 _HEAD = 1 << 20
 """Bytes asked for first of a weight file: most headers fit, and each request costs a round trip."""
-_SMALL = (
-    "config.json", "generation_config.json", INDEX, "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
-    "chat_template.jinja", "chat_template.json",
-)  # fmt: skip
 
 
 class ObjectFolder:
@@ -36,14 +27,30 @@ class ObjectFolder:
         self.path = str(store.location)
         self.small_files = small_files
         self.store = store
+        self._single: Fetched | None = None
 
     def sizes(self) -> dict[str, int]:
-        """See :class:`hotstart.checkpoint.folder.Folder`."""
+        """See :class:`hotstart.checkpoint.folder.Folder`; without an index, only the one file if it is there.
+
+        It is asked for by name first: a listing may be long, or not allowed.
+        """
+        indexed = os.path.lexists(os.path.join(self.small_files, INDEX))
+        if not indexed or self.store.location.is_web:
+            self._single = self.store.fetch(SINGLE, _HEAD, optional=not self.store.location.is_web)
+            if self._single is not None:
+                return {SINGLE: self._single.size}
+            if not indexed and self.store.location.is_web:
+                raise ModelError(
+                    f"There is neither {INDEX} nor {SINGLE} in {self.path}",
+                    expected="one of them, for the files of a web server cannot be listed",
+                    advice="Put the index beside the weights, as it was published",
+                )
         return {name: info.size for name, info in self.store.list().items()}
 
     def header(self, name: str, file: int) -> Header | None:
         """See :class:`hotstart.checkpoint.folder.Folder`."""
-        first = self.store.fetch(name, _HEAD)
+        first, self._single = (self._single if name == SINGLE else None), None
+        first = first or self.store.fetch(name, _HEAD)
         if first is None:
             return None
         path = f"{self.path}/{name}"
@@ -51,7 +58,9 @@ class ObjectFolder:
         text = first.data[8 : 8 + length]
         if len(text) < length:
             rest = bytearray(length - len(text))
-            self._open(name, first.size, first.identity).read_into(memoryview(rest), 8 + len(text), NEVER)
+            source = self._open(name, first.size, first.identity)
+            source.read_into(memoryview(rest), 8 + len(text), NEVER)
+            source.close()
             text += bytes(rest)
         return parse_header(path, first.size, text, file, first.identity)
 
@@ -77,47 +86,16 @@ def fetch_small_files(store: ObjectStore, cache: str) -> str:
     that is kept; the result lies in it and is never changed later. Raises ModelError when there is
     no model, StorageError when the store cannot be reached or the cache not be written.
     """
-    with ThreadPoolExecutor(len(_SMALL)) as pool:
-        found = dict(
-            zip(_SMALL, pool.map(lambda name: store.fetch(name, MAX_TOKENIZER), _SMALL), strict=True)
-        )
-    files = {name: file for name, file in found.items() if file is not None}
-    if "config.json" not in files:
-        raise _no_model(store, files)
-    if short := [name for name, file in files.items() if len(file.data) < file.size]:
-        raise ModelError(
-            f"{store.name(store.location.key(short[0]))} is too large: {files[short[0]].size} bytes"
-        )
-    digest = hashlib.sha256(str(store.location).encode())
-    for name, file in sorted(files.items()):
-        digest.update(f"{name}\0{hashlib.sha256(file.data).hexdigest()}\0".encode())
-    target = os.path.join(cache, "small-files", digest.hexdigest()[:32])
-    if not os.path.isdir(target):
-        _write(target, files)
-    return target
+    name = f"{store.location}\0{store.settings.described}"
+    place = hashlib.sha256(name.encode()).hexdigest()[:16]
+    files = SmallFiles(store, os.path.join(cache, "small-files", place))
+    directory = files.fetch()
+    if directory is None:
+        raise _no_model(store, files.found)
+    return directory
 
 
-def _write(target: str, files: Mapping[str, Fetched]) -> None:
-    """All of them or nothing, however many processes do it at once."""
-    parent = os.path.dirname(target)
-    try:
-        os.makedirs(parent, mode=0o700, exist_ok=True)
-        fresh = tempfile.mkdtemp(prefix=".new-", dir=parent)
-    except OSError as error:
-        raise StorageError(f"The cache {parent} cannot be written: {error.strerror}") from None
-    try:
-        for name, file in files.items():
-            with open(os.path.join(fresh, name), "wb") as out:
-                out.write(file.data)
-        with contextlib.suppress(FileExistsError, OSError):
-            os.rename(fresh, target)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    if not os.path.isdir(target):
-        raise StorageError(f"{target} cannot be written", advice="Free space, or pass another --cache-root")
-
-
-def _no_model(store: ObjectStore, files: Mapping[str, Fetched]) -> ModelError:
+def _no_model(store: ObjectStore, files: Mapping[str, object]) -> ModelError:
     location = store.location
     if location.is_web or files:
         return ModelError(f"There is no config.json in {location}", advice="Check the address")
