@@ -164,7 +164,7 @@ def test_every_row_aims_at_a_field_that_exists() -> None:
 def test_every_field_can_be_set() -> None:
     aimed = {row.to for row in SERVE.rows()}
     fields = {f"{s}.{f.name}" for s, struct in SECTIONS.items() for f in msgspec.structs.fields(struct)}
-    assert fields - aimed == {"model.model", "model.path"}
+    assert fields - aimed == {"model.model", "model.path", "model.location"}
 
 
 def test_no_name_stands_for_two_rows() -> None:

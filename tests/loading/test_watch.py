@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
 from checkpoint_files import write_model
-from hotstart.checkpoint.base import ShardFile
-from hotstart.checkpoint.folder import LocalFolder
+from hotstart.checkpoint.base import Checkpoint, ShardFile, TensorRef
 from hotstart.checkpoint.layout import open_checkpoint
+from hotstart.device.fake import FakeDevice
 from hotstart.errors import StorageError
+from hotstart.loading.arena import Arena, Layout
 from hotstart.loading.image import Image
-from hotstart.storage.source import Cancel, FileSource, Source
+from hotstart.loading.ring import Loading
+from hotstart.models.spec import WeightSpec
+from hotstart.storage.source import identity
+from stuck_storage import StuckFolder
 
 PATIENCE = 0.2
-
-
-class Stuck(FileSource):
-    """A descriptor whose first read hangs until it is let go."""
-
-    def __init__(self, path: str, go: threading.Event) -> None:
-        super().__init__(path)
-        self._go = go
-
-    def read_into(self, buffer: memoryview, offset: int, cancel: Cancel) -> None:
-        if offset == 0:
-            self._go.wait(60)
-        super().read_into(buffer, offset, cancel)
-
-
-class StuckFolder(LocalFolder):
-    """The first ``descriptors`` of a file hang."""
-
-    def __init__(self, path: str, descriptors: int) -> None:
-        super().__init__(path)
-        self.left = descriptors
-        self.go = threading.Event()
-
-    def source(self, file: ShardFile, *, direct: bool = False) -> Source:
-        self.left -= 1
-        return Stuck(file.path, self.go) if self.left >= 0 else FileSource(file.path)
 
 
 @pytest.fixture
@@ -90,3 +69,25 @@ def test_a_read_that_comes_back_late_is_not_counted_twice(model: Path) -> None:
             thread.join(10)
     assert told[-1] == loading.total
     assert max(told) == loading.total
+
+
+def test_a_gpu_load_reads_the_chunk_again_into_another_buffer(tmp_path: Path) -> None:
+    path = tmp_path / "0.safetensors"
+    values = bytes(range(256)) * 4096
+    path.write_bytes(values)
+    ref = TensorRef("w", 0, "U8", (len(values),), 0, len(values))
+    shard = ShardFile(str(path), len(values), 0, identity=identity(os.stat(path)))
+    folder = StuckFolder(str(tmp_path), 1)
+    checkpoint = Checkpoint(str(tmp_path), (shard,), {"w": ref}, folder=folder)
+    device = FakeDevice()
+    arena = Arena(Layout.of([(WeightSpec(slot="w", stored=("w",), shape=ref.shape), ref)]), device)
+    told: list[int] = []
+
+    loading = Loading(checkpoint, arena, threads=1, patience=PATIENCE, progress=told.append)
+    loading.wait()
+
+    assert bytes(arena.tensor("w").tolist()) == values
+    assert told[-1] == max(told) == loading.total
+    folder.go.set()
+    loading.close()
+    arena.close()

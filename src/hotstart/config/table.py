@@ -125,6 +125,12 @@ _LOADING_GROUP = Group(
         help="refuse to start unless this directory is a mount point",
     ),
     flag(
+        "--storage-timeout",
+        to="load.storage_timeout",
+        kind=Number(0, above=True),
+        help="seconds that storage may give no byte before it is asked again, then given up",
+    ),
+    flag(
         "--ignore-index",
         to="model.ignore_index",
         help="take tensors from the files that are there, not from model.safetensors.index.json",

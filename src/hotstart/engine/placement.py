@@ -153,6 +153,7 @@ class CpuPlacement:
             prepared.checkpoint,
             strategy=load.read_strategy,
             readers=LoaderOptions.parse(load.model_loader_extra_config).concurrency,
+            patience=load.storage_timeout,
             progress=progress,
         )
         return _ImageWeights(image, prepared)
@@ -363,6 +364,7 @@ class _ArenaWeights:
     def __init__(self, device: Device, prepared: Prepared, progress: Callable[[int], None]) -> None:
         self.total = prepared.matched.nbytes
         self._checkpoint = prepared.checkpoint
+        self._patience = prepared.config.load.storage_timeout
         self._options = LoaderOptions.parse(prepared.config.load.model_loader_extra_config)
         self._progress = progress
         self._layout = _layout(prepared)
@@ -383,6 +385,7 @@ class _ArenaWeights:
             threads=ring.threads,
             buffers=ring.buffers,
             buffer_bytes=ring.buffer_bytes,
+            patience=self._patience,
             progress=self._progress,
         )
 

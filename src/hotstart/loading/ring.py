@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -24,6 +25,7 @@ from hotstart.errors import EngineError, HotstartError, StorageError
 from hotstart.loading.arena import Arena
 from hotstart.loading.pace import Pace
 from hotstart.loading.tally import LoadReport, Tally
+from hotstart.loading.watch import Watch
 from hotstart.storage.source import ReadCancelled, Source
 from hotstart.units import format_size
 
@@ -68,6 +70,7 @@ class Loading:
         threads: int = THREADS,
         buffers: int = BUFFERS,
         buffer_bytes: int = BUFFER_BYTES,
+        patience: float = 60.0,
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         targets = [(part.ref, arena.address(part)) for part in arena.layout.parts]
@@ -75,12 +78,17 @@ class Loading:
         self._device = arena.device
         self._buffers, self._buffer_bytes = buffers, buffer_bytes
         self._pace = Pace(buffer_bytes)
+        self._checkpoint = checkpoint
         self._files = self._open(checkpoint)
-        self._waiting = deque(self._chunks)
+        self._waiting = deque(_Work(chunk) for chunk in self._chunks)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._errors: list[BaseException] = []
         self._slots: list[_Slot] = []
+        self._hanging: set[threading.Thread] = set()
+        """Readers that never came back from a read; another one does the work of each."""
+        self._watch: Watch[_Work] = Watch(patience, self._take_over, self._give_up)
+        self._given_up = False
         self._streams: list[int] = []
         self.total = sum(chunk.nbytes for chunk in self._chunks)
         self._tally = Tally(self.total, progress)
@@ -88,6 +96,7 @@ class Loading:
             threading.Thread(target=self._run, name=f"reader-{n}", daemon=True)
             for n in range(min(threads, len(self._chunks)))
         ]
+        self._watch.start()
         for thread in self._threads:
             thread.start()
 
@@ -97,8 +106,7 @@ class Loading:
         Raises the first reader's error: StorageError for a file, also for one that was written to
         meanwhile, DeviceError for the device, EngineError after :meth:`cancel`.
         """
-        for thread in self._threads:
-            thread.join()
+        self._join()
         self._close_files()
         if self._errors:
             raise self._errors[0]
@@ -118,8 +126,7 @@ class Loading:
         Freeing pinned memory waits for the device: after a start, call it when the device is idle.
         """
         self.cancel()
-        for thread in self._threads:
-            thread.join()
+        self._join()
         self._close_files()
         if self._slots or self._streams:
             self._device.attach()
@@ -158,15 +165,17 @@ class Loading:
             if self._stop.is_set():
                 return
             try:
-                chunk = self._waiting.popleft()
+                work = self._waiting.popleft()
             except IndexError:
                 return
+            chunk = work.chunk
             if turn < self._buffers:
                 slots.append(self._slot())
             slot = slots[turn % self._buffers]
             if not device.done(slot.event):
                 device.wait(slot.event)
-            self._fill(chunk, slot.buffer.view)
+            if not self._fill(work, slot):
+                return
             for copy in chunk.copies:
                 device.copy(copy.dst, slot.buffer.address + copy.at, copy.nbytes, stream)
             device.record(slot.event, stream)
@@ -177,22 +186,58 @@ class Loading:
             self._slots.append(slot)
         return slot
 
-    def _fill(self, chunk: Chunk, view: memoryview) -> None:
-        source = self._files[chunk.file]
+    def _fill(self, work: _Work, slot: _Slot) -> bool:
+        """Read a chunk into a buffer; False when another reader has taken it over meanwhile."""
+        chunk, source = work.chunk, self._files[work.chunk.file]
+        work.thread, work.slot = threading.current_thread(), slot
+        reading = self._watch.begin(work, source.name, chunk.offset, attempt=work.attempt)
         done = 0
-        while done < chunk.nbytes:
-            began = time.monotonic()
-            part = view[done : min(done + self._pace.length, chunk.nbytes)]
-            source.read_into(part, chunk.offset + done, self._stop)
-            done += len(part)
-            took = time.monotonic() - began
-            self._pace.took(took)
-            self._tally.add(len(part), took)
+        try:
+            while done < chunk.nbytes:
+                began = time.monotonic()
+                part = slot.buffer.view[done : min(done + self._pace.length, chunk.nbytes)]
+                source.read_into(part, chunk.offset + done, self._stop)
+                done += len(part)
+                took = time.monotonic() - began
+                self._pace.took(took)
+                if not self._watch.moved(reading, chunk.offset + done):
+                    return False
+                self._tally.add(max(0, done - work.counted), took)
+                work.counted = max(work.counted, done)
+        finally:
+            self._watch.finish(reading)
+        return True
+
+    def _take_over(self, work: _Work, offset: int, attempt: int) -> None:
+        """Read a chunk again whose reader hangs: on another thread, descriptor and buffer."""
+        with self._lock:
+            if work.thread is not None:
+                self._hanging.add(work.thread)
+            if work.slot in self._slots:
+                self._slots.remove(work.slot)  # the kernel may still write there: it is never given back
+            file = self._checkpoint.files[work.chunk.file]
+            assert self._checkpoint.folder is not None
+            self._files[work.chunk.file] = self._checkpoint.folder.source(file)
+            self._waiting.appendleft(_Work(work.chunk, attempt=attempt, counted=work.counted))
+            thread = threading.Thread(target=self._run, name="reader-again", daemon=True)
+            self._threads.append(thread)
+        thread.start()
+
+    def _join(self) -> None:
+        """Wait for the readers that can come back."""
+        for thread in self._threads:  # it may grow meanwhile
+            while thread.is_alive() and thread not in self._hanging and not self._given_up:
+                thread.join(0.1)
+        self._watch.end()
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             self._errors.append(error)
         self._stop.set()
+
+    def _give_up(self, error: BaseException) -> None:
+        self._given_up = True
+        self._fail(error)
 
     def _open(self, checkpoint: Checkpoint) -> dict[int, Source]:
         folder = checkpoint.folder
@@ -223,6 +268,18 @@ class Loading:
 class _Slot(Struct, frozen=True):
     buffer: HostBuffer
     event: int
+
+
+@dataclass
+class _Work:
+    """A chunk on its way to a reader."""
+
+    chunk: Chunk
+    attempt: int = 1
+    counted: int = 0
+    """Bytes of it that the tally has."""
+    thread: threading.Thread | None = None
+    slot: _Slot | None = None
 
 
 def plan_chunks(
