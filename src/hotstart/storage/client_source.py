@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hotstart.errors import StorageError
+from hotstart.storage.object_errors import refusal_of_client
 from hotstart.storage.source import Cancel, ReadCancelled
 
 if TYPE_CHECKING:
-    from hotstart.storage.object_store import ObjectStore
+    from hotstart.storage.object_store import Fetched, ObjectStore
 
 _PIECE = 4 << 20
 """Bytes of one request: a request cannot be cancelled."""
@@ -72,3 +73,33 @@ class ClientSource:
             expected=f"the object with ETag {self.identity} during the whole load",
             advice="Start again when the upload is complete; publish a new model under a new prefix",
         )
+
+
+def fetch_first(
+    store: ObjectStore, client: Any, key: str, limit: int, known: str, optional: bool
+) -> Fetched | None:
+    """The first ``limit`` bytes of an object; see :meth:`ObjectStore.fetch`. Raises StorageError."""
+    import obstore
+
+    from hotstart.storage.object_store import Fetched
+
+    try:
+        meta = obstore.head(client, key)
+        identity = meta["e_tag"] or ""
+        if known and identity == known:
+            return Fetched(b"", 0, known, unchanged=True)
+        size = meta["size"]
+        data = obstore.get_range(client, key, start=0, end=min(limit, size)) if size else b""
+    except FileNotFoundError:
+        return None
+    except Exception as error:
+        if optional and refusal_of_client(error).code in ("", "AccessDenied") and _denied(error):
+            return None
+        raise store.failed(error, "read", key) from None
+    return Fetched(bytes(data), size, identity)
+
+
+def _denied(error: Exception) -> bool:
+    import obstore
+
+    return isinstance(error, obstore.exceptions.PermissionDeniedError)

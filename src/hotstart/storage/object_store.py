@@ -24,11 +24,12 @@ from hotstart.storage.cloud_settings import CloudSettings, settings_for
 from hotstart.storage.connections import Connections
 from hotstart.storage.http_connection import Head, HttpConnection
 from hotstart.storage.location import Location, quoted
-from hotstart.storage.object_errors import code_of, explain, wording
+from hotstart.storage.object_errors import code_of, explain, explain_client, wording
 from hotstart.storage.object_source import ObjectSource, Speed, check_plain, is_transient, validator
 from hotstart.storage.retry import Persistence, TransientError, retry_after
 
 if TYPE_CHECKING:
+    from hotstart.storage.object_listing import ObjectInfo
     from hotstart.storage.source import Cancel, Source
 
 log = logging.getLogger("hotstart.storage")
@@ -39,13 +40,6 @@ _RENEW_BEFORE = 600.0
 _FIRST_CONTACT = 10.0
 """Seconds for which a store that never answered is asked: a wrong address is likelier than an outage."""
 _RANGE = re.compile(r"bytes 0-(\d+)/(\d+)")
-
-
-class ObjectInfo(Struct, frozen=True):
-    """What a listing says of an object."""
-
-    size: int
-    etag: str
 
 
 class Fetched(Struct, frozen=True):
@@ -109,21 +103,20 @@ class ObjectStore:
         return f"{self.location.scheme}://{self.location.container}/{key}"
 
     def list(self) -> dict[str, ObjectInfo]:
-        """The objects of the location's folder, by name relative to it. Raises StorageError."""
+        """The objects of the location's folder, by name relative to it; of a web server: none.
+
+        Raises ModelError when there is no such folder, StorageError when it may not be listed.
+        """
         if self.location.is_web:
             return {}
-        import obstore
+        from hotstart.storage.object_listing import list_folder
 
-        prefix = self.location.prefix
-        found: dict[str, ObjectInfo] = {}
         try:
-            for page in obstore.list(self._obstore(), prefix or None, chunk_size=1000):
-                for meta in page:
-                    name = meta["path"][len(prefix) :].lstrip("/")
-                    found[name] = ObjectInfo(meta["size"], meta["e_tag"] or "")
+            return list_folder(self._obstore(), self.location)
+        except HotstartError:
+            raise
         except Exception as error:
-            raise self.failed(error, "list", prefix) from None
-        return found
+            raise self.failed(error, "list", self.location.prefix) from None
 
     def fetch(
         self, name: str, limit: int, *, known: str = "", optional: bool = False, cancel: Cancel = NEVER
@@ -135,6 +128,10 @@ class ObjectStore:
         to those who may not list. Raises StorageError.
         """
         key = self.location.key(name)
+        if not self.settings.signs:
+            from hotstart.storage.client_source import fetch_first
+
+            return fetch_first(self, self._obstore(), key, limit, known, optional)
         headers = {"Range": f"bytes=0-{limit - 1}"}
         if known:
             conditional = known.partition("Last-Modified: ")
@@ -150,7 +147,7 @@ class ObjectStore:
 
     def source(self, key: str, size: int, identity: str) -> Source:
         """Reads of an object that must stay the one with this identity. Close it."""
-        if not getattr(self.settings, "signs", True):
+        if not self.settings.signs:
             from hotstart.storage.client_source import ClientSource
 
             return ClientSource(self, self._obstore(), key, size, identity)
@@ -173,6 +170,7 @@ class ObjectStore:
         StorageError for what will not change, OSError for what may.
         """
         epoch = self._epoch
+        headers = {**self.settings.headers, **headers}
         connection, head = self._connections.get(self._url(key), headers, cancel, until=until)
         self._answered = True
         return Answer(connection, head, epoch)
@@ -262,7 +260,7 @@ class ObjectStore:
 
     def _url(self, key: str) -> str:
         if self.settings.base_url:
-            query = f"?{self.location.query}" if self.location.query else ""
+            query = f"?{self.settings.query}" if self.settings.query else ""
             return f"{self.settings.base_url}/{quoted(key)}{query}"
         now = time.monotonic()
         with self._lock:
@@ -273,23 +271,24 @@ class ObjectStore:
 
         try:
             url = obstore.sign(self._obstore(), "GET", key, timedelta(seconds=_SIGNED_FOR))
+            expires = self.settings.expires()  # a signature is worth no more than the keys that made it
+        except HotstartError:
+            raise
         except Exception as error:
             raise self.failed(error, "sign a request for", key) from None
+        left = _SIGNED_FOR if expires is None else min(_SIGNED_FOR, expires.timestamp() - time.time())
         with self._lock:
-            self._urls[key] = url, now + _SIGNED_FOR
+            self._urls[key] = url, now + left
         return url
 
     def _obstore(self) -> Any:
         if self._store is None:
-            self._store = self.settings.open(self.location)
+            self._store = self.settings.open(self.location, patience=self.patience)
         return self._store
 
-    def failed(self, error: Exception, doing: str, key: str) -> StorageError:
+    def failed(self, error: Exception, doing: str, key: str) -> HotstartError:
         """The error for what ``obstore`` raised."""
-        text = re.sub(r"\s+", " ", str(error))[:400]
-        return StorageError(
-            f"Cannot {doing} {self.name(key)}: {text} ({self.settings.described})", advice=self.advice
-        )
+        return explain_client(self.name(key), self.settings, doing, error)
 
     def _unreachable(self, key: str, error: OSError) -> StorageError:
         return StorageError(
