@@ -134,6 +134,12 @@ class FaultServer:
         """Paths of the requests in order."""
         return [request.path for request in self.requests]
 
+    @property
+    def open_connections(self) -> int:
+        """That neither side has closed."""
+        with self._lock:
+            return len(self._open)
+
     def etag(self, path: str) -> str:
         """Of the file as it is now."""
         text = f'"{hashlib.md5(self.files[path], usedforsecurity=False).hexdigest()}"'

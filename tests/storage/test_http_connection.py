@@ -252,4 +252,4 @@ def test_closing_closes_what_is_idle(connections: Connections) -> None:
     with FaultServer(FILES) as server:
         body_of(connections, f"{server.url}/a")
         connections.close()
-        until(lambda: not server._open)
+        until(lambda: server.open_connections == 0)

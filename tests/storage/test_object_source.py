@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -212,6 +213,73 @@ def test_whatever_it_waits_for_a_read_can_be_cancelled(fault: dict[str, object])
         thread.join(30)
         assert ended
         source.close()
+
+
+def signed(server: FaultServer) -> tuple[ObjectStore, ObjectSource]:
+    """The object as S3 has it: requests carry a signature."""
+    environ = {
+        "AWS_ENDPOINT_URL": server.url,
+        "AWS_ACCESS_KEY_ID": "A" * 16,
+        "AWS_SECRET_ACCESS_KEY": "secret",
+    }
+    store = ObjectStore(parse_location("s3://m"), environ=environ, patience=1000.0)
+    first = store.fetch("a.bin", 8)
+    assert first is not None
+    source = store.source("a.bin", first.size, first.identity)
+    assert isinstance(source, ObjectSource)
+    return store, source
+
+
+EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+
+
+@pytest.mark.parametrize(("status", "body"), [(403, b"<Code>AccessDenied</Code>"), (400, EXPIRED)])
+def test_a_signature_refused_in_mid_load_is_renewed(status: int, body: bytes) -> None:
+    with FaultServer(FILES, Fault(nth=3, status=status, body=body)) as server:
+        _, source = signed(server)
+        buffer = bytearray(len(DATA))
+        for begin in range(0, len(DATA), 50_000):
+            source.read_into(memoryview(buffer)[begin : begin + 50_000], begin, NEVER)
+        source.close()
+        assert bytes(buffer) == DATA
+        assert len(server.requests) == 6
+        assert all("X-Amz-Signature=" in request.target for request in server.requests)
+
+
+def test_credentials_that_have_expired_are_renewed_once_and_then_named() -> None:
+    with FaultServer(FILES) as server:
+        _, source = signed(server)
+        server.faults.append(Fault(status=400, body=EXPIRED))
+        with pytest.raises(StorageError, match=r"again after signing anew.*ExpiredToken") as caught:
+            source.read_into(memoryview(bytearray(100)), 0, NEVER)
+        source.close()
+        assert len(server.requests) == 3
+        assert "Signature" not in str(caught.value)
+
+
+def test_many_readers_renew_the_credentials_once(caplog: pytest.LogCaptureFixture) -> None:
+    with FaultServer(FILES) as server, ThreadPoolExecutor(8) as pool:
+        _, source = signed(server)
+        together = threading.Barrier(8)
+        server.faults.append(Fault(times=8, status=403, do=lambda server: together.wait(20) and None))
+        buffers = [bytearray(1000) for _ in range(8)]
+        list(pool.map(lambda n: source.read_into(memoryview(buffers[n]), n * 1000, NEVER), range(8)))
+        source.close()
+        assert b"".join(buffers) == DATA[:8000]
+        assert [record.message for record in caplog.records if "signing anew" in record.message] == [
+            "s3://m refuses what it allowed before: signing anew"
+        ]
+
+
+def test_closing_the_last_source_closes_the_connections() -> None:
+    with FaultServer(FILES) as server:
+        store, source = opened(server)
+        other = store.source("m/a.bin", source.size, source.identity)
+        source.close()
+        source.close()
+        assert server.open_connections == 1
+        other.close()
+        until(lambda: server.open_connections == 0)
 
 
 def test_a_store_that_never_answered_is_named_without_a_secret() -> None:

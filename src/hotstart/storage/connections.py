@@ -59,6 +59,8 @@ class Connections:
                 return connection, head
             connection.close()
             here = follow(here, new)
+            if urlsplit(here).netloc != parts.netloc:
+                headers = {name: value for name, value in headers.items() if name.lower() != "authorization"}
             for_good = for_good and head.status in (301, 308)
             if for_good:
                 self._moved[url] = here
