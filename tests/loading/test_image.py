@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from checkpoint_files import file_of
 from hotstart.checkpoint.base import Checkpoint
 from hotstart.checkpoint.layout import open_checkpoint
+from hotstart.device import host
 from hotstart.errors import StorageError
 from hotstart.loading import image as image_module
 from hotstart.loading.image import STEP, Image, choose
@@ -370,6 +372,22 @@ def test_resident_file_is_mapped_and_a_cold_one_read_past_the_page_cache(disk: P
     image.start()
     image.wait()
     assert resident_fraction(file.path) == 0, "the page cache stays as it was"
+
+
+@pytest.mark.parametrize(("available", "left"), [(1, False), (10, True)])
+def test_where_memory_is_tight_a_cold_file_leaves_no_second_copy_in_the_page_cache(
+    available: int, left: bool, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = write_large(disk)
+    file = checkpoint.files[0]
+    cold(checkpoint)
+    memory = replace(host.memory(), available=available * file.size)
+    monkeypatch.setattr(image_module.host, "memory", lambda: memory)
+    image = Image(checkpoint, strategy="buffered")
+    image.start()
+    image.wait()
+    assert ((resident_fraction(file.path) or 0.0) > 0.5) is left
+    assert image.memory(0)[: file.size] == Path(file.path).read_bytes()
 
 
 class Disk:

@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from hotstart.checkpoint.base import Checkpoint, ShardFile
 from hotstart.checkpoint.folder import Folder
+from hotstart.device import host
 from hotstart.errors import StorageError
 from hotstart.loading.flow import Flow
 from hotstart.loading.pace import Pace
@@ -42,6 +43,8 @@ _RESIDENT, _COLD = 0.9, 0.05
 """Shares: from the first on a file or step counts as resident, below the second as all on its device."""
 _TRIAL_FROM = 256 << 20
 """Bytes; less is read before a comparison is worth anything."""
+_ROOMY = 2.2
+"""Times the weights: with less memory there is none for a second copy in the page cache."""
 _READERS = 4
 _RANGE_READERS = 8, 64
 """Of an object store: at first, and at most."""
@@ -110,6 +113,9 @@ class Image:
         self._cancel = threading.Event()
         assert checkpoint.folder is not None
         self._files = [_File(checkpoint.folder, file, choose(file, strategy)) for file in checkpoint.files]
+        if host.memory().available < _ROOMY * self.total:
+            for each in self._files:
+                each.drop_behind()
         self._steps = self._plan()
         first, most = (readers or _READERS,) * 2
         if readers is None and any(file.choice.strategy == "ranges" for file in self._files):
@@ -333,6 +339,13 @@ class _File:
         source = self.source if way == "direct" else self._cached
         end = min(offset + -(-length // source.align) * source.align, len(self._view))
         source.read_into(self._view[offset:end], offset, cancel)
+
+    def drop_behind(self) -> None:
+        """Keep no second copy of what is read in the page cache, unless it was there before."""
+        if self.choice.resident < _COLD:
+            for source in {self.source, self._cached}:
+                if isinstance(source, FileSource):
+                    source.drops_behind = True
 
     def again(self) -> _File:
         """The same memory, filled through a descriptor of its own."""

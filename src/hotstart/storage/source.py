@@ -67,6 +67,8 @@ class FileSource:
         """
         self.name = path
         self.align = DIRECT_ALIGN if direct else 1
+        self.drops_behind = False
+        """Whether pages are dropped from the page cache once read: for cold files where memory is tight."""
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_DIRECT if direct else 0)
         try:
             self._fd = os.open(path, flags)
@@ -107,6 +109,8 @@ class FileSource:
                 if got <= 0 or (position + got < end and got % self.align):
                     raise self.changed()
                 position += got
+            if self.drops_behind:
+                os.posix_fadvise(self._fd, offset, end - offset, os.POSIX_FADV_DONTNEED)
             self.verify()
         except OSError as error:
             if isinstance(error, HotstartError):
