@@ -165,7 +165,7 @@ def cause_of(refusal: Refusal, settings: CloudSettings) -> str:
         return "Name the file of the certificate's authority by AWS_CA_BUNDLE or SSL_CERT_FILE"
     if refusal.status == 0 and refusal.message:
         return "Check the endpoint and the network"
-    return settings.advice
+    return "" if refusal.status else settings.advice
 
 
 def _refusal(head: Head, body: bytes) -> Refusal:
