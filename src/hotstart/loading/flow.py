@@ -2,7 +2,9 @@
 
 One reader of an object store gets some tens of megabytes a second and the network gives a hundred
 times that; on one's own machine two readers use all there is, and thirty get in each other's way.
-Nothing tells the two apart but trying.
+Nothing tells the two apart but trying. What a number of readers brings follows from how long their
+reads take: n readers that are never idle bring n times what one of them gets (Little's law), so one
+read of each is a measurement.
 """
 
 from __future__ import annotations
@@ -13,9 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _WINDOW = 0.2
-"""Seconds of a measurement, at least; and each reader is to finish at least twice in it."""
+"""Seconds of a measurement, at least, where the answer is not plain."""
 _WORTH_IT = 1.08
 """More readers must bring this much more, or the smaller number is kept."""
+_PLAINLY = 1.5
+"""A gain for which the first reads are proof enough, although they include connecting."""
+_DISTANT = 0.1
+"""Seconds of a read from which on the storage is far or slow: there a few readers too many do no harm."""
+_FIRST_REST, _LONGEST_REST = 2.0, 30.0
+"""Seconds before a number that was found is doubted: what else ran, such as imports, may have ended."""
 
 
 class Flow:
@@ -28,11 +36,12 @@ class Flow:
         self._clock = clock
         self._free = threading.Condition()
         self._inside = 0
-        self._settled = self.limit == most
+        self._level = 0
+        """Grows with each change of the limit: what began before it says nothing about it."""
         self._best = 0.0
-        """Bytes per second with half as many."""
-        self._bytes = self._reads = 0
-        self._since: float | None = None
+        """Bytes per second with half as many; 0: not known."""
+        self._rest, self._rests_until = _FIRST_REST, 0.0
+        self._begin(0.0, warm=False)
 
     @contextmanager
     def reading(self, nbytes: int) -> Iterator[None]:
@@ -41,38 +50,55 @@ class Flow:
             while self._inside >= self.limit:
                 self._free.wait()
             self._inside += 1
+            level, began = self._level, self._clock()
         try:
             yield
         finally:
             with self._free:
                 self._inside -= 1
-                self._count(nbytes)
+                now = self._clock()
+                if level == self._level and self.limit < self._most and now >= self._rests_until:
+                    self._count(nbytes, now - began, now)
                 self._free.notify()
 
-    def _count(self, nbytes: int) -> None:
-        now = self._clock()
-        if self._settled:
-            return
-        if self._since is None:
-            # The first reads include connecting, and whatever else happens once.
-            self._reads += 1
-            if self._reads >= self.limit:
-                self._since, self._bytes, self._reads = now, 0, 0
-            return
-        self._bytes += nbytes
+    def _count(self, nbytes: int, seconds: float, now: float) -> None:
         self._reads += 1
-        seconds = now - self._since
-        if seconds < _WINDOW or self._reads < 2 * self.limit:
+        self._bytes += nbytes
+        self._seconds += seconds
+        # When the limit grew, half of the readers were in the middle of something.
+        if self._reads < (self.limit if self._warm else self.limit // 2 + 1):
             return
-        rate = self._bytes / seconds
-        if rate < self._best * _WORTH_IT:
-            self.limit = max(1, self.limit // 2)
-            self._settled = True
-            return
+        rate = self.limit * self._bytes / max(self._seconds, 1e-9)
+        if not self._warm:
+            # The first reads include connecting, and whatever else happens once.
+            if self._seconds / self._reads >= _DISTANT and rate > self._best * _PLAINLY:
+                self._grow(rate, now)
+            else:
+                self._begin(now, warm=True)
+        elif now - self._since >= _WINDOW:
+            if rate >= self._best * _WORTH_IT:
+                self._grow(rate, now)
+            else:
+                self._go_back(now)
+
+    def _begin(self, now: float, *, warm: bool) -> None:
+        """Measure from now on; ``warm``: with connections that are there."""
+        self._since, self._warm = now, warm
+        self._reads = self._bytes = 0
+        self._seconds = 0.0
+
+    def _grow(self, rate: float, now: float) -> None:
         self._best = rate
-        if self.limit == self._most:
-            self._settled = True
-            return
         self.limit = min(2 * self.limit, self._most)
-        self._since, self._bytes, self._reads = None, 0, 0
+        self._level += 1
+        self._begin(now, warm=False)
         self._free.notify_all()
+
+    def _go_back(self, now: float) -> None:
+        """Keep the smaller number, and ask again after a rest how it does."""
+        self.limit = max(1, self.limit // 2)
+        self._level += 1
+        self._best = 0.0
+        self._rests_until = now + self._rest
+        self._rest = min(2 * self._rest, _LONGEST_REST)
+        self._begin(now, warm=False)

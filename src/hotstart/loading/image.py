@@ -108,7 +108,6 @@ class Image:
         self.total = sum(file.size for file in checkpoint.files)
         self._tally = Tally(self.total, progress)
         self._lock = threading.Lock()
-        self._pace = Pace(STEP)
         self._errors: list[BaseException] = []
         self._cancel = threading.Event()
         assert checkpoint.folder is not None
@@ -117,9 +116,9 @@ class Image:
             for each in self._files:
                 each.drop_behind()
         self._steps = self._plan()
-        first, most = (readers or _READERS,) * 2
-        if readers is None and any(file.choice.strategy == "ranges" for file in self._files):
-            first, most = _RANGE_READERS
+        distant = any(file.choice.strategy == "ranges" for file in self._files)
+        self._pace = Pace(STEP, distant=distant)
+        first, most = _RANGE_READERS if readers is None and distant else (readers or _READERS,) * 2
         self._flow = Flow(first, min(most, len(self._steps)))
         self._threads = [
             threading.Thread(target=self._run, name=f"weights-{i}", daemon=True)

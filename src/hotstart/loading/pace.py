@@ -12,10 +12,13 @@ _FAST_SECONDS, _SLOW_SECONDS = 0.05, 1.0
 
 
 class Pace:
-    """Shared by the readers of one load. ``longest`` in bytes; lengths are powers of two below it."""
+    """Shared by the readers of one load. ``longest`` in bytes; lengths are powers of two below it.
 
-    def __init__(self, longest: int) -> None:
-        self.length = min(_FIRST, longest)
+    ``distant``: each read is a request that takes a way; it begins with the longest.
+    """
+
+    def __init__(self, longest: int, *, distant: bool = False) -> None:
+        self.length = longest if distant else min(_FIRST, longest)
         self._longest = longest
 
     def took(self, seconds: float) -> None:

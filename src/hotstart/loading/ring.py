@@ -11,6 +11,7 @@ again, which many small ones would make a concurrent import pay for.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -77,7 +78,8 @@ class Loading:
         self._chunks = plan_chunks(targets, buffer_bytes)
         self._device = arena.device
         self._buffers, self._buffer_bytes = buffers, buffer_bytes
-        self._pace = Pace(buffer_bytes)
+        distant = any(not os.path.isabs(file.path) for file in checkpoint.files)
+        self._pace = Pace(buffer_bytes, distant=distant)
         self._checkpoint = checkpoint
         self._files = self._open(checkpoint)
         self._waiting = deque(_Work(chunk) for chunk in self._chunks)
