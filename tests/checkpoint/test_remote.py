@@ -156,6 +156,13 @@ def test_a_short_answer_is_asked_for_again(tmp_path: Path) -> None:
         assert content(fetched(server, tmp_path)) == SMALL
 
 
+def test_an_answer_that_stops_in_the_middle_is_asked_for_again(tmp_path: Path) -> None:
+    with FaultServer(SMALL, Fault(path="tokenizer.json", nth=1, stall=5)) as server:
+        store = open_store(f"{server.url}/m", environ={}, patience=1.0)
+        assert content(Path(fetch_small_files(store, str(tmp_path)))) == SMALL
+        store.close()
+
+
 def test_an_index_names_the_files_and_nothing_is_listed(tmp_path: Path) -> None:
     files = of_folder(write_model(tmp_path / "model", shards=3))
     with FaultServer(files) as server:

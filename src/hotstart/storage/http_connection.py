@@ -99,7 +99,7 @@ class HttpConnection:
         self._patience = patience
         name = f"[{host}]" if ":" in host else host
         self._host = name if port == _PORTS[scheme] else f"{name}:{port}"
-        self._prefix, self._headers = "", {"Host": self._host}
+        self._prefix, self._headers = "", {"Host": self._host, "User-Agent": "hotstart"}
         self._rest = b""
         """What was received and not yet asked for."""
         self._left: int | None = 0
@@ -168,12 +168,21 @@ class HttpConnection:
         return got
 
     def body(
-        self, head: Head, limit: int, cancel: Cancel, progressed: Callable[[], None] = lambda: None
+        self,
+        head: Head,
+        limit: int,
+        cancel: Cancel,
+        *,
+        progressed: Callable[[], None] = lambda: None,
+        silence: float = math.inf,
     ) -> bytes:
-        """A small body, whole, or its first ``limit`` bytes: then the connection is of no more use."""
+        """A small body, whole, or its first ``limit`` bytes: then the connection is of no more use.
+
+        ``silence``: seconds without a byte after which it is given up (StalledError).
+        """
         data = bytearray(min(limit, 64 << 10 if head.length is None else head.length))
         got = 0
-        while got < limit and (part := self._part(data, got, limit, cancel)):
+        while got < limit and (part := self._part(data, got, limit, cancel, time.monotonic() + silence)):
             got += part
             progressed()
         return bytes(memoryview(data)[:got])
@@ -194,13 +203,13 @@ class HttpConnection:
         """Drop the connection."""
         self._socket.close()
 
-    def _part(self, data: bytearray, at: int, limit: int, cancel: Cancel) -> int:
+    def _part(self, data: bytearray, at: int, limit: int, cancel: Cancel, until: float) -> int:
         if at == len(data):
-            if self._left == 0 and not self._next_chunk(cancel, math.inf):
+            if self._left == 0 and not self._next_chunk(cancel, until):
                 return 0
             data.extend(bytes(min(max(at, 4096), limit - at)))
         with memoryview(data) as view:
-            return self.receive_into(view[at:], cancel)
+            return self.receive_into(view[at:], cancel, until=until)
 
     def _head(self, cancel: Cancel, until: float) -> Head:
         data = bytearray(self._rest)

@@ -192,7 +192,8 @@ class ObjectSource:
         elif head.status in (412, 416):
             raise self.changed()
         else:
-            raise self._error(head, answer.connection.body(head, 64 << 10, cancel))
+            silence = left.persistence.silence
+            raise self._error(head, answer.connection.body(head, 64 << 10, cancel, silence=silence))
         if not _agree(self.identity, validator(head)):
             raise self.changed()
 

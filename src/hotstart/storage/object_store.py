@@ -231,9 +231,11 @@ class ObjectStore:
         try:
             if head.status in (200, 206):
                 persistence.progressed()
-                body = connection.body(head, limit, cancel, persistence.progressed)
+                body = connection.body(
+                    head, limit, cancel, progressed=persistence.progressed, silence=persistence.silence
+                )
             else:
-                body = connection.body(head, 64 << 10, cancel)
+                body = connection.body(head, 64 << 10, cancel, silence=persistence.silence)
         except BaseException:
             connection.close()
             raise
