@@ -265,6 +265,14 @@ def test_credential_process_that_fails_is_named(home: Home, answer: object, code
             "cannot be read: No such file",
         ),
         ({"AWS_WEB_IDENTITY_TOKEN_FILE": "/dev/null"}, "no role to assume"),
+        (
+            {
+                "AWS_WEB_IDENTITY_TOKEN_FILE": "/dev/null",
+                "AWS_ROLE_ARN": "r",
+                "AWS_ENDPOINT_URL_STS": "http://sts",
+            },
+            "has no encryption",
+        ),
         ({"AWS_ENDPOINT_URL": "ftp://x"}, "is no address"),
         ({"AWS_ENDPOINT_URL": "http://u:hush@x"}, "carries a user name"),
         ({"AWS_ENDPOINT_URL": "http://x/bucket"}, "Set AWS_ENDPOINT_URL to http://x"),

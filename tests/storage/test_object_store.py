@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -264,4 +266,22 @@ def test_a_wrong_account_key_of_azure_is_told(root: Path, tmp_path: Path) -> Non
             store.list()
         with pytest.raises(StorageError, match="403"):
             store.fetch("config.json", 100)
+        store.close()
+
+
+def test_a_service_accounts_key_signs_for_google_without_asking_it(root: Path, tmp_path: Path) -> None:
+    command = ["openssl", "genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048"]
+    pem = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout.decode()
+    account = {"type": "service_account", "client_email": "a@b", "private_key": pem, "private_key_id": "1"}
+    (tmp_path / "key.json").write_text(json.dumps(account))
+    with GcsServer(root) as server:
+        environ = {
+            "GOOGLE_BASE_URL": server.endpoint,
+            "GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "key.json"),
+            "HOME": "/nowhere",
+        }
+        store = open_store("gs://models/team-a/tiny", environ=environ, patience=5.0)
+        assert store.fetch("config.json", 100) is not None
+        assert set(store.list()) == NAMES
+        assert store.settings.signs
         store.close()

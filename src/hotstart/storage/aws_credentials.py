@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from hotstart.errors import ConfigError, StorageError
 from hotstart.storage.aws_files import Profile
-from hotstart.storage.variables import Value, first, readable, switch
+from hotstart.storage.variables import Value, first, readable, switch, web_address
 
 _PROCESS_SECONDS = 60
 _RENEW_BEFORE = timedelta(minutes=5)
@@ -131,8 +131,10 @@ def _assume(environ: Mapping[str, str], token: Value, role: Value, wanted: str) 
     config = {"web_identity_token_file": readable(token, "a token file"), "role_arn": role.text}
     if session := first(environ, "AWS_ROLE_SESSION_NAME"):
         config["role_session_name"] = session.text
-    if endpoint := first(environ, "AWS_ENDPOINT_URL_STS", "AWS_STS_ENDPOINT"):
-        config["sts_endpoint"] = endpoint.text
+    if endpoint := first(environ, "AWS_ENDPOINT_URL_STS"):
+        if endpoint.text.startswith("http://"):
+            raise ConfigError(f"{endpoint} has no encryption", expected="https:// for the token of a role")
+        config["endpoint_url_sts"] = web_address(endpoint)
     return Credentials(
         source=f"web identity, role {role.text} ({token.origin})",
         config=config,

@@ -53,6 +53,7 @@ def s3_settings(location: Location, environ: Mapping[str, str]) -> CloudSettings
         config["request_payer"] = True
 
     provider = credentials.provider
+    secure = endpoint.startswith("https://") or "role_arn" in config  # tokens go over https alone
     parts = [
         f"endpoint {custom or endpoint}",
         f"region {region}",
@@ -71,7 +72,7 @@ def s3_settings(location: Location, environ: Mapping[str, str]) -> CloudSettings
         client={"allow_http": True},  # roles are asked for at plain addresses, whatever the endpoint
         credential_provider=provider,
         expires=_expiry(provider),
-        ca_file="" if endpoint.startswith("http://") else _ca_file(environ, profile),
+        ca_file=_ca_file(environ, profile) if secure else "",
     )
 
 

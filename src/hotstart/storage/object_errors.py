@@ -105,7 +105,8 @@ def explain_client(name: str, settings: CloudSettings, doing: str, error: Except
     """The error for what ``obstore`` raised while ``doing`` (``list``, ``read``, ``sign a request for``)."""
     refusal = refusal_of_client(error)
     said = str(refusal) or _plain(str(error))
-    cause = cause_of(refusal, settings)
+    # Signing asks nobody but the service that gives credentials.
+    cause = settings.advice if doing.startswith("sign") else cause_of(refusal, settings)
     if doing == "list" and refusal.status in (401, 403) and refusal.code in ("", "AccessDenied"):
         cause = (
             "The credentials may not list (s3:ListBucket). Without a listing a model needs "
@@ -159,7 +160,10 @@ def cause_of(refusal: Refusal, settings: CloudSettings) -> str:
         return _CAUSES[refusal.code]
     if refusal.status in (401, 403):
         return settings.advice or _MAY_NOT_READ
-    if "lookup address" in refusal.message and "virtual-hosted" in settings.described:
+    if (
+        re.search("lookup address|[Nn]ame or service", refusal.message)
+        and "virtual-hosted" in settings.described
+    ):
         return "Check the endpoint; with buckets in the path: AWS_S3_ADDRESSING_STYLE=path"
     if "certificate" in refusal.message:
         return "Name the file of the certificate's authority by AWS_CA_BUNDLE or SSL_CERT_FILE"

@@ -24,7 +24,7 @@ from hotstart.storage.cloud_settings import CloudSettings, settings_for
 from hotstart.storage.connections import Connections
 from hotstart.storage.http_connection import Head, HttpConnection
 from hotstart.storage.location import Location, quoted
-from hotstart.storage.object_errors import code_of, explain, explain_client, wording
+from hotstart.storage.object_errors import Refusal, cause_of, code_of, explain, explain_client, wording
 from hotstart.storage.object_source import ObjectSource, Speed, check_plain, is_transient, validator
 from hotstart.storage.retry import Persistence, TransientError, retry_after
 
@@ -295,5 +295,5 @@ class ObjectStore:
     def _unreachable(self, key: str, error: OSError) -> StorageError:
         return StorageError(
             f"{self.name(key)} cannot be reached: {error} ({self.settings.described})",
-            advice=self.advice or "Check the endpoint and the network",
+            advice=cause_of(Refusal(0, "", str(error)), self.settings),
         )
