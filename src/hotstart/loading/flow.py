@@ -37,7 +37,7 @@ class Flow:
         self._free = threading.Condition()
         self._inside = 0
         self._level = 0
-        """Grows with each change of the limit: what began before it says nothing about it."""
+        """Of the measurement: what began before it says nothing about it."""
         self._best = 0.0
         """Bytes per second with half as many; 0: not known."""
         self._rest, self._rests_until = _FIRST_REST, 0.0
@@ -50,28 +50,34 @@ class Flow:
             while self._inside >= self.limit:
                 self._free.wait()
             self._inside += 1
-            level, began = self._level, self._clock()
+            level, number, began = self._level, self._begun, self._clock()
+            self._begun += began >= self._rests_until
         try:
             yield
         finally:
             with self._free:
                 self._inside -= 1
                 now = self._clock()
-                if level == self._level and self.limit < self._most and now >= self._rests_until:
-                    self._count(nbytes, now - began, now)
+                if level == self._level and self.limit < self._most and began >= self._rests_until:
+                    self._count(number, nbytes, now - began, now)
                 self._free.notify()
 
-    def _count(self, nbytes: int, seconds: float, now: float) -> None:
+    def _count(self, number: int, nbytes: int, seconds: float, now: float) -> None:
+        # Whose reads count is known when they begin: those that end first would promise too much.
+        enough = self.limit if self._warm else self.limit // 2 + 1
+        if not self._warm and number >= enough:
+            return
+        self._awaited += number < enough
         self._reads += 1
         self._bytes += nbytes
         self._seconds += seconds
-        # When the limit grew, half of the readers were in the middle of something.
-        if self._reads < (self.limit if self._warm else self.limit // 2 + 1):
+        if self._awaited < enough:
             return
         rate = self.limit * self._bytes / max(self._seconds, 1e-9)
         if not self._warm:
             # The first reads include connecting, and whatever else happens once.
-            if self._seconds / self._reads >= _DISTANT and rate > self._best * _PLAINLY:
+            far = self._seconds / self._reads >= _DISTANT
+            if far and self._best and rate > self._best * _PLAINLY:
                 self._grow(rate, now)
             else:
                 self._begin(now, warm=True)
@@ -84,21 +90,20 @@ class Flow:
     def _begin(self, now: float, *, warm: bool) -> None:
         """Measure from now on; ``warm``: with connections that are there."""
         self._since, self._warm = now, warm
-        self._reads = self._bytes = 0
+        self._level += 1
+        self._begun = self._awaited = self._reads = self._bytes = 0
         self._seconds = 0.0
 
     def _grow(self, rate: float, now: float) -> None:
         self._best = rate
         self.limit = min(2 * self.limit, self._most)
-        self._level += 1
         self._begin(now, warm=False)
         self._free.notify_all()
 
     def _go_back(self, now: float) -> None:
         """Keep the smaller number, and ask again after a rest how it does."""
         self.limit = max(1, self.limit // 2)
-        self._level += 1
         self._best = 0.0
         self._rests_until = now + self._rest
         self._rest = min(2 * self._rest, _LONGEST_REST)
-        self._begin(now, warm=False)
+        self._begin(self._rests_until, warm=True)
