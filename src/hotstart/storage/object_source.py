@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hotstart.errors import HotstartError, StorageError
-from hotstart.storage.http_connection import Head, StalledError
+from hotstart.storage.http_connection import Head, HttpConnection, StalledError
 from hotstart.storage.object_errors import code_of
 from hotstart.storage.retry import TRANSIENT, Persistence, TransientError, retry_after
 from hotstart.storage.source import Cancel
@@ -28,6 +31,8 @@ _SLOWER = 4.0
 _NEVER_SLOW = 0.5
 """Seconds that every range may take."""
 _REPLACEMENTS = 3
+_RARE = 0.125
+"""Share of the ranges that may be replaced: where many are slow, other connections make it worse."""
 _USUAL_FROM = 8
 """Ranges that must have arrived before anything is called usual."""
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
@@ -43,28 +48,52 @@ class Speed:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seconds_per_byte: deque[float] = deque(maxlen=64)
+        self._recent: deque[tuple[float, int]] = deque(maxlen=64)
+        """Seconds per byte of a range, and how many were in flight with it."""
+        self._inside = 0
+        self._arrived = 0
         self.replaced = 0
         self.retried = 0
 
-    def took(self, nbytes: int, seconds: float) -> None:
-        """A range arrived without an error."""
+    @contextmanager
+    def reading(self, nbytes: int) -> Iterator[None]:
+        """Measure a range; one that fails says nothing."""
+        began = time.monotonic()
         with self._lock:
-            self._seconds_per_byte.append(seconds / max(1, nbytes))
+            self._inside += 1
+            inside = self._inside
+        try:
+            yield
+            with self._lock:
+                self._arrived += 1
+                self._recent.append(((time.monotonic() - began) / max(1, nbytes), inside))
+        finally:
+            with self._lock:
+                self._inside -= 1
 
     def patience(self, nbytes: int) -> float:
-        """Seconds after which a range of this length is slow."""
-        with self._lock:
-            if len(self._seconds_per_byte) < _USUAL_FROM:
-                return math.inf
-            usual = sorted(self._seconds_per_byte)[len(self._seconds_per_byte) // 2]
-        return max(_NEVER_SLOW, _SLOWER * usual * nbytes)
+        """Seconds after which a range of this length is slow; infinite when that cannot be said.
 
-    def count(self, *, replaced: int = 0, retried: int = 0) -> None:
-        """For the report of the load."""
+        Where more ranges share the line than before, each takes longer.
+        """
         with self._lock:
-            self.replaced += replaced
-            self.retried += retried
+            if len(self._recent) < _USUAL_FROM:
+                return math.inf
+            usual = statistics.median(seconds for seconds, _ in self._recent)
+            shared = self._inside / statistics.median(inside for _, inside in self._recent)
+        return max(_NEVER_SLOW, _SLOWER * usual * max(1.0, shared) * nbytes)
+
+    def retry(self) -> None:
+        """Count a range that is asked for again after a failure."""
+        with self._lock:
+            self.retried += 1
+
+    def replace(self) -> bool:
+        """Whether a range that has become slow is to be replaced, which is counted."""
+        with self._lock:
+            allowed = self.replaced <= self._arrived * _RARE
+            self.replaced += allowed
+        return allowed
 
 
 class _SlowError(OSError):
@@ -96,8 +125,11 @@ class ObjectSource:
                 f"bytes {offset} to {offset + len(buffer)} of {self.name}, which has {self.size}"
             )
         left = _Left(buffer, offset, Persistence(self._store.patience))
+        with self._speed.reading(len(buffer)):
+            self._read(left, cancel)
+
+    def _read(self, left: _Left, cancel: Cancel) -> None:
         replacements = 0
-        began = time.monotonic()
         while len(left.view):
             limit = self._speed.patience(len(left.view)) if replacements < _REPLACEMENTS else math.inf
             try:
@@ -106,12 +138,9 @@ class ObjectSource:
                 raise
             except _SlowError:
                 replacements += 1
-                self._speed.count(replaced=1)
             except OSError as error:
-                self._speed.count(retried=1)
+                self._speed.retry()
                 self._wait(left, error, cancel)
-        if not left.persistence.failures and len(buffer):
-            self._speed.took(len(buffer), time.monotonic() - began)
 
     def close(self) -> None:
         """The store's connections close with its last source."""
@@ -126,24 +155,35 @@ class ObjectSource:
         """Ask for what is left and receive it; from ``slow`` on it is worth another connection."""
         try:
             answer = self._ask(left, slow, cancel)
-            connection = answer.connection
-            try:
-                while len(left.view):
-                    until = min(slow, time.monotonic() + left.persistence.silence)
-                    got = connection.receive_into(left.view, cancel, until=until)
-                    if got == 0:
-                        raise TransientError("the answer is shorter than its range")
-                    left.arrived(got)
-                    if len(left.view) and time.monotonic() > slow:
-                        raise _SlowError
-            except BaseException:
-                connection.close()
-                raise
-            self._store.give_back(connection)
         except StalledError:
             if time.monotonic() >= slow:
+                self._speed.replace()
                 raise _SlowError from None
             raise
+        try:
+            while len(left.view):
+                self._receive(answer.connection, left, slow, cancel)
+                if len(left.view) and time.monotonic() >= slow:
+                    if self._speed.replace():
+                        raise _SlowError
+                    slow = math.inf
+        except BaseException:
+            answer.connection.close()
+            raise
+        self._store.give_back(answer.connection)
+
+    def _receive(self, connection: HttpConnection, left: _Left, slow: float, cancel: Cancel) -> None:
+        """Some bytes, or none when it becomes ``slow`` before."""
+        until = min(slow, time.monotonic() + left.persistence.silence)
+        try:
+            got = connection.receive_into(left.view, cancel, until=until)
+        except StalledError:
+            if time.monotonic() < slow:
+                raise
+            return
+        if got == 0:
+            raise TransientError("the answer is shorter than its range")
+        left.arrived(got)
 
     def _ask(self, left: _Left, slow: float, cancel: Cancel) -> Answer:
         """The answer to a request for what is left, once its head promises just that."""
