@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -431,3 +433,48 @@ def test_no_secret_is_described_or_represented(environ: dict[str, str]) -> None:
     except ConfigError as error:
         said = str(error)
     assert "hush" not in said
+
+
+VARIABLES = [
+    *KEYS, "AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN",
+    "AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_S3_ADDRESSING_STYLE",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE", "AWS_CA_BUNDLE", "S3_ENDPOINT_URL",
+    "RUNAI_STREAMER_S3_ENDPOINT", "STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS", "SSL_CERT_FILE",
+    "GOOGLE_SERVICE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_ENDPOINT", "AZURE_CLIENT_SECRET",
+]  # fmt: skip
+VALUES = st.one_of(
+    st.sampled_from(
+        ["1", "true", "/dev/null", "/", "http://[", "https://x:y", "bucket", "{}", "AccountName=a"]
+    ),
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12),
+)
+
+
+@given(st.sampled_from(["s3", "gs", "az"]), st.dictionaries(st.sampled_from(VARIABLES), VALUES, max_size=5))
+def test_whatever_the_variables_hold_there_are_settings_or_a_configuration_error(
+    scheme: str, environ: dict[str, str]
+) -> None:
+    try:
+        settings = settings_for(
+            parse_location(f"{scheme}://bucket/m"), {"HOME": "/nowhere", **NO_ROLE, **environ}
+        )
+    except ConfigError:
+        return
+    assert settings.endpoint.startswith(("http://", "https://"))
+    assert "\n" not in settings.described
+
+
+@given(st.text("[]=\n profile#;%dxz", max_size=80))
+def test_whatever_a_file_of_aws_holds_there_are_settings_or_a_configuration_error(text: str) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix="config") as file:
+        file.write(text)
+        file.flush()
+        environ = {
+            "HOME": "/nowhere",
+            **NO_ROLE,
+            "AWS_CONFIG_FILE": file.name,
+            "AWS_SHARED_CREDENTIALS_FILE": file.name,
+        }
+        with contextlib.suppress(ConfigError):
+            assert settings_for(parse_location("s3://bucket"), environ).described

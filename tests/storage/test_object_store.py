@@ -285,3 +285,21 @@ def test_a_service_accounts_key_signs_for_google_without_asking_it(root: Path, t
         assert set(store.list()) == NAMES
         assert store.settings.signs
         store.close()
+
+
+def test_where_addresses_cannot_be_signed_the_client_reads(s3: ObjectServer) -> None:
+    store = opened("s3://models/team-a/tiny", s3)
+    store.settings.signs = False
+    first = store.fetch("model.safetensors", 100)
+    assert first is not None
+    assert (first.data, first.size) == (DATA[:100], len(DATA))
+    assert store.fetch("absent", 100) is None
+    again = store.fetch("model.safetensors", 100, known=first.identity)
+    assert again is not None
+    assert again.unchanged
+    source = store.source(store.location.key("model.safetensors"), first.size, first.identity)
+    buffer = bytearray(5000)
+    source.read_into(memoryview(buffer), 3000, NEVER)
+    source.close()
+    store.close()
+    assert buffer == DATA[3000:8000]

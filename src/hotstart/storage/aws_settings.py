@@ -106,6 +106,8 @@ def _region(location: Location, environ: Mapping[str, str], profile: Profile, en
     if not found and (named := _AWS_HOST.search(host)):
         found = Value(named[1], endpoint.origin)
     found = found or first(environ, "AWS_REGION", "AWS_DEFAULT_REGION") or profile.get("region")
+    if found and not re.fullmatch(r"[\w-]{1,63}", found.text, re.ASCII):
+        raise ConfigError(f"{found.origin} is no region: {found.text!a}", expected="a name such as eu-west-1")
     return found or Value("us-east-1", "nothing names it")
 
 

@@ -9,6 +9,7 @@ request, a shared access signature needs none; with other credentials ``obstore`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -159,6 +160,10 @@ def _account(
             f"{location} names no storage account",
             expected="AZURE_STORAGE_ACCOUNT_NAME, or an address with it",
             advice=f"Pass abfss://{location.container}@ACCOUNT.dfs.core.windows.net/{location.prefix}",
+        )
+    if not re.fullmatch(r"[a-z0-9-]{1,63}", found.text):
+        raise ConfigError(
+            f"{found.origin} is no storage account: {found.text!a}", expected="lower-case letters and digits"
         )
     return found
 

@@ -82,6 +82,7 @@ def settings_for(location: Location, environ: Mapping[str, str]) -> CloudSetting
     else:
         resolve = _web
     settings = resolve(location, environ)
+    settings.described = " ".join(settings.described.split())  # one line, whatever a variable holds
     ca_file = first(environ, "SSL_CERT_FILE")
     if ca_file and not settings.ca_file and not settings.endpoint.startswith("http://"):
         settings.ca_file = readable(ca_file, "certificates in PEM format")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -69,7 +71,7 @@ def web_address(value: Value) -> str:
     """An endpoint with its scheme and no slash at its end. Raises ConfigError."""
     text = value.text if "://" in value.text else f"https://{value.text}"
     scheme, _, rest = text.partition("://")
-    if scheme.lower() not in ("http", "https") or not rest.strip("/") or "?" in rest or " " in rest:
+    if scheme.lower() not in ("http", "https") or not _is_address(text):
         raise ConfigError(
             f"{value.origin} is no address: {rest.rpartition('@')[2].partition('?')[0]!a}",
             expected="an endpoint such as https://s3.example.com or http://10.0.0.5:9000",
@@ -81,3 +83,12 @@ def web_address(value: Value) -> str:
             advice="Pass keys by the cloud's own variables, such as AWS_ACCESS_KEY_ID",
         )
     return f"{scheme.lower()}://{rest.rstrip('/')}"
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # raises ValueError for one that is no number
+    except ValueError:
+        return False
+    return bool(parts.hostname) and not re.search(r"[?#\s\x00-\x1f]", text)
