@@ -192,7 +192,8 @@ def test_help_and_version_stay_light() -> None:
         assert not heavy & modules_after(f"from hotstart.cli.main import main\nmain({words})")
 
 
-def test_bench_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_alone_lists_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["bench"], ["bench", "--help"]):
         assert main(words) == 0
-        assert "--iterations" in capsys.readouterr().out
+        listed = [line.split(" MODEL")[0] for line in capsys.readouterr().out.splitlines()]
+        assert listed == [name for name in door.COMMANDS if name.startswith("bench ")]

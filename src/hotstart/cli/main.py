@@ -24,6 +24,7 @@ usage: hotstart COMMAND …
   serve MODEL            serve a model over an OpenAI-compatible HTTP API
   check MODEL            run the checks at the head of serve and report every problem
   bench startup MODEL    measure process start to first token, of hotstart or of another server
+  bench load MODEL       measure how fast loaders bring weights into memory, ours and others, side by side
 
   hotstart COMMAND --help    the flags of a command; --help=WORD: those with a word in their name
   hotstart --version
@@ -118,7 +119,8 @@ def _run(words: list[str]) -> int:
         _print(f"hotstart {__version__}")
         return 0
     if words in (["bench"], ["bench", "--help"], ["bench", "-h"]):
-        return _help(["bench", "startup"])  # the only one of its kind so far
+        _print("\n".join(line.strip() for line in USAGE.splitlines() if line.startswith("  bench ")))
+        return 0
     for name, run in COMMANDS.items():
         parts = name.split()
         if words[: len(parts)] == parts:
@@ -176,10 +178,17 @@ def _bench_startup(argv: list[str]) -> int:
     return startup.main(argv)
 
 
+def _bench_load(argv: list[str]) -> int:
+    from hotstart.bench import load
+
+    return load.main(argv)
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": _serve,
     "check": _check,
     "bench startup": _bench_startup,
+    "bench load": _bench_load,
 }
 
 

@@ -1,0 +1,62 @@
+"""The rates of ``bench load`` as a picture: one bar a loader, and the ceiling as a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hotstart.bench.load import ceiling
+from hotstart.bench.load_local import OURS
+from hotstart.bench.load_report import Row, rows
+from hotstart.units import format_rate
+
+if TYPE_CHECKING:
+    from hotstart.bench.load import Runs, Subject
+
+_WIDTH, _LABELS, _RIGHT, _ROW, _BAR = 1000, 200, 220, 28, 18
+_INK, _FAINT, _LINE = "#1f2328", "#656d76", "#cf222e"
+_OURS, _OTHERS = "#0969da", "#8c959f"
+
+
+def draw(results: Sequence[Runs], subject: Subject, path: str) -> None:
+    """Write the picture; bars are medians, thin lines reach from the slowest round to the fastest."""
+    from PIL import Image, ImageDraw
+
+    groups = [(runs, rows(runs, subject)) for runs in results]
+    height = sum(len(found) + 3 for _, found in groups) * _ROW
+    image = Image.new("RGB", (_WIDTH, height), "white")
+    canvas = ImageDraw.Draw(image)
+    top = _ROW // 2
+    for runs, found in groups:
+        top = _draw_group(canvas, runs, found, subject, top)
+    image.save(path, format="PNG")
+
+
+def _draw_group(canvas: Any, runs: Runs, found: Sequence[Row], subject: Subject, top: int) -> int:
+    from PIL import ImageFont
+
+    font, bold = ImageFont.load_default(14), ImageFont.load_default(17)
+    best = ceiling(runs)
+    limit = subject.nbytes / best[1] if best is not None else 0.0
+    fastest = max([limit, *(subject.nbytes / min(row.seconds) for row in found)])
+    scale = (_WIDTH - _LABELS - _RIGHT) / fastest if fastest else 0.0
+    what = runs.state if subject.small_files else f"page cache {runs.state}"
+    title = f"{what}, ceiling {format_rate(limit, 1)} ({best[0]})" if best is not None else what
+    canvas.text((12, top), title, font=bold, fill=_INK)
+    top += _ROW
+    if best is not None:
+        x = _LABELS + limit * scale
+        canvas.line((x, top, x, top + len(found) * _ROW), fill=_LINE, width=2)
+    for row in found:
+        middle = top + _ROW / 2
+        right = _LABELS + max(row.rate * scale, 1.5)
+        low, high = (_LABELS + subject.nbytes / s * scale for s in (max(row.seconds), min(row.seconds)))
+        canvas.text((12, middle), row.name, font=font, fill=_INK, anchor="lm")
+        fill = _OURS if row.name.startswith(OURS) else _OTHERS
+        canvas.rectangle((_LABELS, middle - _BAR / 2, right, middle + _BAR / 2), fill=fill)
+        canvas.line((low, middle, high, middle), fill=_INK, width=2)
+        share = f", {row.share:.2f} x ceiling" if row.share else ""
+        text = f"{format_rate(row.rate, 1)}{share}"
+        canvas.text((max(right, high) + 8, middle), text, font=font, fill=_FAINT, anchor="lm")
+        top += _ROW
+    return top + _ROW
