@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -83,11 +85,24 @@ def test_a_model_that_never_rests_is_refused(tmp_path: Path) -> None:
             fetched(server, tmp_path)
 
 
+START = """
+import sys
+from hotstart.checkpoint.remote import fetch_small_files, open_store
+print(fetch_small_files(open_store(sys.argv[1], environ={}, patience=5.0), sys.argv[2]))
+"""
+
+
 def test_many_starts_at_once_share_one_generation(tmp_path: Path) -> None:
-    with FaultServer(SMALL) as server, ThreadPoolExecutor(6) as pool:
-        paths = set(pool.map(lambda _: fetched(server, tmp_path), range(6)))
+    together = threading.Barrier(4)
+    # All have looked twice before any of them writes.
+    wait = Fault(path="merges.txt", do=lambda server: together.wait(30) and None)
+    with FaultServer(SMALL, wait) as server:
+        command = [sys.executable, "-c", START, f"{server.url}/m", str(tmp_path)]
+        starts = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+        paths = {start.communicate(timeout=60)[0].strip() for start in starts}
+        assert [start.returncode for start in starts] == [0] * 4
         assert len(paths) == 1
-        assert content(paths.pop()) == SMALL
+        assert content(Path(paths.pop())) == SMALL
 
 
 @pytest.mark.parametrize("harm", ["truncated", "removed", "manifest"])

@@ -15,7 +15,7 @@ import pytest
 from fault_proxy import Fault, FaultServer, until
 from hotstart.errors import ConfigError, StorageError
 from hotstart.storage.connections import Connections, follow, proxy_for
-from hotstart.storage.http_connection import HttpConnection
+from hotstart.storage.http_connection import Address, HttpConnection, in_turns
 from hotstart.storage.object_store import NEVER
 from hotstart.storage.source import ReadCancelled
 
@@ -246,6 +246,15 @@ def test_a_stalled_handshake_can_be_cancelled() -> None:
         thread.join(30)
         accepted.close()
         assert ended
+
+
+def test_connections_spread_over_a_stores_addresses_and_do_not_wait_for_a_dead_family() -> None:
+    six: list[Address] = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", (f"::{n}", 1)) for n in range(8)]
+    four: list[Address] = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"10.0.0.{n}", 1)) for n in range(8)]
+    orders = [in_turns(six + four) for _ in range(50)]
+    assert all(sorted(order) == sorted(six + four) for order in orders)
+    assert all([each[0] for each in order[:2]] == [socket.AF_INET6, socket.AF_INET] for order in orders)
+    assert len({order[0][4] for order in orders}) > 3
 
 
 def test_closing_closes_what_is_idle(connections: Connections) -> None:

@@ -13,12 +13,15 @@ import http.client
 import io
 import math
 import os
+import random
 import select
 import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
 
 from msgspec import Struct
 
@@ -29,9 +32,11 @@ PIECE = 1 << 20
 _TICK = 0.25
 """Seconds after which whoever waits for the peer looks up."""
 _MAX_HEAD = 64 << 10
-_CONNECT, _CONNECT_NEXT = 20.0, 5.0
+_CONNECT, _CONNECT_NEXT = 20.0, 2.0
 """Seconds for an address that is the last or only one, and for one after which there are others."""
 _PORTS = {"http": 80, "https": 443}
+Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
+"""What ``socket.getaddrinfo`` answers with."""
 
 
 class Head(Struct, frozen=True):
@@ -336,7 +341,7 @@ class HttpConnection:
 def _dial(host: str, port: int, patience: float, cancel: Cancel) -> socket.socket:
     """``socket.create_connection`` that can be cancelled and does not wait 20 s for a dead IPv6 route."""
     last: OSError = OSError(f"{host} has no address")
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = in_turns(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
     for number, (family, kind, protocol, _, address) in enumerate(addresses, 1):
         seconds = min(patience, _CONNECT if number == len(addresses) else _CONNECT_NEXT)
         sock = socket.socket(family, kind, protocol)
@@ -356,6 +361,19 @@ def _dial(host: str, port: int, patience: float, cancel: Cancel) -> socket.socke
             sock.close()
             raise
     raise last
+
+
+def in_turns(addresses: Sequence[Address]) -> list[Address]:
+    """The order in which to try a resolver's answer: families in turns, the preferred one first.
+
+    A store has many addresses and the resolver's order is always the same: connections spread over
+    them. And where one family leads nowhere, the other is not behind all of its addresses.
+    """
+    families = list(dict.fromkeys(address[0] for address in addresses))
+    of_family = [[address for address in addresses if address[0] == family] for family in families]
+    for each in of_family:
+        random.shuffle(each)
+    return [address for turn in zip_longest(*of_family) for address in turn if address is not None]
 
 
 def _until_writable(sock: socket.socket, until: float, cancel: Cancel) -> None:
