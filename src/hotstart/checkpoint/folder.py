@@ -85,7 +85,12 @@ def open_folder(model: ModelConfig, load: LoadConfig) -> Folder:
     from hotstart.checkpoint.remote import ObjectFolder, open_store
 
     store = open_store(model.location, environ=os.environ, patience=load.storage_timeout)
-    return ObjectFolder(store, model.path)
+    copies = None
+    if load.disk_cache is not None:
+        from hotstart.storage.disk_copy import DiskCopies, Limit
+
+        copies = DiskCopies(Limit.parse(load.disk_cache))
+    return ObjectFolder(store, model.path, copies)
 
 
 def _size(entry: os.DirEntry[str]) -> int:

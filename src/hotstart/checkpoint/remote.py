@@ -5,6 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from hotstart.checkpoint.base import ShardFile
 from hotstart.checkpoint.layout import INDEX, SINGLE
@@ -13,7 +17,10 @@ from hotstart.checkpoint.small_files import SmallFiles
 from hotstart.errors import ConfigError, ModelError
 from hotstart.storage.location import parse_location
 from hotstart.storage.object_store import NEVER, Fetched, ObjectStore
-from hotstart.storage.source import Source
+from hotstart.storage.source import FileSource, Source, identity
+
+if TYPE_CHECKING:
+    from hotstart.storage.disk_copy import DiskCopies, Entry
 
 _HEAD = 1 << 20
 """Bytes asked for first of a weight file: most headers fit, and each request costs a round trip."""
@@ -22,11 +29,12 @@ _HEAD = 1 << 20
 class ObjectFolder:
     """See :class:`hotstart.checkpoint.folder.Folder`."""
 
-    def __init__(self, store: ObjectStore, small_files: str) -> None:
-        """``small_files``: where :func:`fetch_small_files` put them."""
+    def __init__(self, store: ObjectStore, small_files: str, copies: DiskCopies | None = None) -> None:
+        """``small_files``: where :func:`fetch_small_files` put them. ``copies``: of weight files."""
         self.path = str(store.location)
         self.small_files = small_files
         self.store = store
+        self.copies = copies
         self._single: Fetched | None = None
 
     def sizes(self) -> dict[str, int]:
@@ -62,13 +70,43 @@ class ObjectFolder:
             source.read_into(memoryview(rest), 8 + len(text), NEVER)
             source.close()
             text += bytes(rest)
-        return parse_header(path, first.size, text, file, first.identity)
+        header = parse_header(path, first.size, text, file, first.identity)
+        copy = self._copy_of(header.file)
+        if copy is not None and copy.complete:
+            # The header is the store's own; the copy is compared with its checksums after the start.
+            with suppress(OSError):
+                pinned = identity(os.stat(copy.data))
+                return Header(replace(header.file, path=copy.data, identity=pinned), header.tensors)
+        return header
 
     def source(self, file: ShardFile, *, direct: bool = False) -> Source:
         """See :class:`hotstart.checkpoint.folder.Folder`."""
+        if os.path.isabs(file.path):
+            return FileSource(file.path, direct=direct, pinned=file.identity)
         if direct:
             raise ConfigError(f"{file.path} is no file of this machine", expected="--read-strategy auto")
+        source = self.stored(file)
+        copy = self._copy_of(file)
+        if copy is None:
+            return source
+        from hotstart.storage.disk_copy_source import CopiedSource
+
+        return CopiedSource(source, copy)
+
+    def stored(self, file: ShardFile) -> Source:
+        """The bytes of a file as the store has them, whatever lies on the disk."""
         return self._open(file.path[len(self.path) + 1 :], file.size, file.identity)
+
+    def copy_name(self, file: ShardFile) -> str:
+        """What a copy of a file that lies in the store is called: not every kind of identity is unique."""
+        key = self.store.location.key(file.path[len(self.path) + 1 :])
+        name = self.store.name(key)
+        return name if file.identity.startswith('"') else f"{name} at {self.store.settings.endpoint}"
+
+    def _copy_of(self, file: ShardFile) -> Entry | None:
+        if self.copies is None:
+            return None
+        return self.copies.entry(self.copy_name(file), file.identity, file.size)
 
     def _open(self, name: str, size: int, etag: str) -> Source:
         return self.store.source(self.store.location.key(name), size, etag)

@@ -63,6 +63,10 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     expect_mount: str | None = None
     storage_timeout: float = 60.0
     """Seconds without a byte after which a read is given up."""
+    disk_cache: str | None = None
+    """``DIR`` or ``DIR:SIZE``: where copies of what an object store sends are kept."""
+    verify: str = "size"
+    """``off``, ``size`` (sizes and headers) or ``digest`` (SHA-256 of every weight file)."""
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):

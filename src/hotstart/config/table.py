@@ -131,6 +131,20 @@ _LOADING_GROUP = Group(
         help="seconds that storage may give no byte before it is asked again, then given up",
     ),
     flag(
+        "--disk-cache",
+        to="load.disk_cache",
+        kind=Text("DIR[:SIZE]"),
+        help="keep a copy of what an object store sends, for the next start; SIZE, such as 200GB, "
+        "bounds all copies in DIR; default: none are kept",
+    ),
+    flag(
+        "--verify",
+        to="load.verify",
+        kind=Choice("off", "size", "digest"),
+        help="what weight files are compared with: their headers and sizes, or the SHA-256 of "
+        "SHA256SUMS, NAME.sha256 or an earlier start as well",
+    ),
+    flag(
         "--ignore-index",
         to="model.ignore_index",
         help="take tensors from the files that are there, not from model.safetensors.index.json",

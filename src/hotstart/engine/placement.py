@@ -16,7 +16,7 @@ from hotstart.errors import ConfigError, ModelError
 from hotstart.loading.options import LoaderOptions, Ring
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hotstart.engine.assemble import Prepared
     from hotstart.engine.block_manager import BlockManager
     from hotstart.loading.arena import Arena, Layout
+    from hotstart.loading.follower import Follower
     from hotstart.loading.footprint import Footprint
     from hotstart.loading.image import Image
     from hotstart.loading.image_store import ImageStore
@@ -39,6 +40,10 @@ class Weights(Protocol):
     """Weight bytes on their way into memory. ``start`` begins to read, once the checks have passed."""
 
     total: int
+
+    def follow(self, follower: Follower) -> Sequence[memoryview]:
+        """Tell it what arrives, if the bytes of each file lie in memory: their images. Else: nothing."""
+        ...
 
     def start(self, done: Callable[[object], None] = ...) -> None:
         """Allocate and begin; ``done`` is called with the report when the last byte has arrived."""
@@ -200,6 +205,12 @@ class _ImageWeights:
         self._prepared = prepared
         self._store: ImageStore | None = None
 
+    def follow(self, follower: Follower) -> Sequence[memoryview]:
+        """See :class:`Weights`."""
+        self._image.follow(follower)
+        files = self._prepared.checkpoint.files
+        return [memoryview(self._image.memory(number)) for number in range(len(files))]
+
     def settle(self) -> None:
         """See :class:`Weights`. Tensors that are converted have been when they are bound."""
 
@@ -231,6 +242,10 @@ class _RandomWeights:
     def __init__(self, prepared: Prepared) -> None:
         self.total = prepared.matched.nbytes
         self._prepared = prepared
+
+    def follow(self, follower: Follower) -> Sequence[memoryview]:
+        """See :class:`Weights`."""
+        return ()
 
     def start(self, done: Callable[[object], None] = lambda report: None) -> None:
         """See :class:`Weights`."""
@@ -371,6 +386,10 @@ class _ArenaWeights:
         self._device = device
         self._arena: Arena | None = None
         self._loading: Loading | None = None
+
+    def follow(self, follower: Follower) -> Sequence[memoryview]:
+        """See :class:`Weights`."""
+        return ()
 
     def start(self, done: Callable[[object], None] = lambda report: None) -> None:
         """See :class:`Weights`. The frontend's checks count free memory until they have passed."""

@@ -30,6 +30,7 @@ from hotstart.checkpoint.folder import Folder
 from hotstart.device import host
 from hotstart.errors import StorageError
 from hotstart.loading.flow import Flow
+from hotstart.loading.follower import Follower, Nobody
 from hotstart.loading.pace import Pace
 from hotstart.loading.tally import LoadReport, Tally
 from hotstart.loading.trial import Trial
@@ -111,7 +112,11 @@ class Image:
         self._errors: list[BaseException] = []
         self._cancel = threading.Event()
         assert checkpoint.folder is not None
-        self._files = [_File(checkpoint.folder, file, choose(file, strategy)) for file in checkpoint.files]
+        folder = checkpoint.folder
+        self._files = [
+            _File(number, folder, file, choose(file, strategy))
+            for number, file in enumerate(checkpoint.files)
+        ]
         if host.memory().available < _ROOMY * self.total:
             for each in self._files:
                 each.drop_behind()
@@ -132,6 +137,11 @@ class Image:
         self._trial = Trial(warm_up=len(self._threads)) if cold >= _TRIAL_FROM else None
         self._when_done: Callable[[LoadReport], None] = lambda report: None
         self._closed = False
+        self._follower: Follower = Nobody()
+
+    def follow(self, follower: Follower) -> None:
+        """Tell it of every part that arrives; before :meth:`start`."""
+        self._follower = follower
 
     def start(self, done: Callable[[LoadReport], None] = lambda report: None) -> None:
         """Begin to read, once the checks have passed. ``done`` is called once all is there."""
@@ -188,8 +198,14 @@ class Image:
         """Give back the whole pages inside a range that nobody reads any more."""
         begin = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if end > begin:
+        if end <= begin:
+            return
+
+        def give_back() -> None:
             self._files[file].memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+        if not self._follower.keeps(file, begin, end, give_back):
+            give_back()
 
     def memory(self, file: int) -> mmap.mmap:
         """The image of a file; writable, private to this process."""
@@ -256,6 +272,7 @@ class Image:
                 offset += part
                 if reading is not None and not self._watch.moved(reading, offset):
                     raise _TakenOverError
+                self._follower.arrived(file.number, offset - part, offset)
                 self._count(part, took)
         finally:
             if reading is not None:
@@ -313,7 +330,8 @@ class _Step(Struct, frozen=True):
 class _File:
     """One file's image and the source that fills it."""
 
-    def __init__(self, folder: Folder, file: ShardFile, choice: Choice) -> None:
+    def __init__(self, number: int, folder: Folder, file: ShardFile, choice: Choice) -> None:
+        self.number = number
         self.size = file.size
         self._folder = folder
         self._file = file
