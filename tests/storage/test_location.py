@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotstart.cli.main import main
+from hotstart.config.parse import parse_serve
 from hotstart.errors import ConfigError
 from hotstart.storage.location import Location, is_location, parse_location
 
@@ -123,6 +125,14 @@ def test_a_refusal_repeats_no_secret(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_location(text)
     assert "hush" not in str(caught.value)
+
+
+def test_a_signature_in_an_address_is_neither_reported_nor_served(capsys: pytest.CaptureFixture[str]) -> None:
+    address = "https://host/model.tar?sig=hush"
+    main(["check", address, "--port", "0"])
+    assert "https://host/model.tar" in capsys.readouterr().out
+    parsed = parse_serve([address], environ={})
+    assert parsed.config.model.served_model_name == ("https://host/model.tar",)
 
 
 @pytest.mark.parametrize(

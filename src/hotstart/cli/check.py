@@ -25,7 +25,7 @@ from hotstart.checkpoint.wording import count
 from hotstart.errors import HotstartError, ProblemsFound, raise_all
 from hotstart.loading.options import LoaderOptions
 from hotstart.storage.access import check_directory, who
-from hotstart.storage.location import is_location
+from hotstart.storage.location import is_location, shown
 from hotstart.storage.mounts import Mount, check_expected, container, mount_of
 from hotstart.storage.reboot import after_reboot
 from hotstart.storage.residency import resident_fraction
@@ -166,7 +166,7 @@ def main(config: Config) -> int:
     """Print the report; returns 0, or the lowest exit code of the problems."""
     report = run_checks(config, device=fits_here, port=True)
     _check_cache(config, report)
-    print(render(report, config.model.model, columns=_columns()))
+    print(render(report, shown(config.model.model), columns=_columns()))
     sys.stdout.flush()
     return ProblemsFound(report.problems).exit_code if report.problems else 0
 

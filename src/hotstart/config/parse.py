@@ -55,7 +55,11 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str], *, command: Com
     _check_together(arguments)
     values = arguments.values
     values.pop("config", None)
-    values.setdefault("model.served_model_name", (values["model.model"],))
+    name, _, query = values["model.model"].partition("?")
+    # A web address may carry a signature behind its path, and the name is shown to everybody.
+    values.setdefault(
+        "model.served_model_name", (name if query and "://" in name else values["model.model"],)
+    )
     if "http.api_key" not in values:
         key = next((environ[name] for name in API_KEY_VARIABLES if environ.get(name)), None)
         if key is not None:

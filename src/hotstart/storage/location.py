@@ -95,14 +95,14 @@ def parse_location(text: str) -> Location:
     scheme = _ALIASES.get(scheme_of(text), "")
     if not scheme or is_hub_page(text):
         raise ConfigError(
-            f"{_shown(text)} is no location of a model", expected="s3://, gs://, az:// or http(s)://"
+            f"{shown(text)} is no location of a model", expected="s3://, gs://, az:// or http(s)://"
         )
     location = _web(text, scheme) if scheme in ("http", "https") else _store(text, scheme)
     *parents, last = location.prefix.split("/")
     if _FILES.fullmatch(last):
         folder = str(Location(location.scheme, location.container, "/".join(parents), location.account))
         raise ConfigError(
-            f"{_shown(text)} is the address of a file",
+            f"{shown(text)} is the address of a file",
             expected="the folder of a model, with config.json, tokenizer and weights in it",
             advice=f"Pass the folder: {folder}",
         )
@@ -112,6 +112,16 @@ def parse_location(text: str) -> Location:
 def quoted(key: str) -> str:
     """A key as the path of a URL."""
     return quote(key, safe="/-_.~")
+
+
+def shown(text: str) -> str:
+    """A location as logs may have it: without a query, a user and a password."""
+    scheme, separator, rest = text.partition("://")
+    authority, slash, path = rest.partition("?")[0].partition("/")
+    if _ALIASES.get(scheme.lower()) != "az":  # there it is the container
+        authority = authority.rpartition("@")[2]
+    open_part = f"{scheme}{separator}{authority}{slash}{path}"
+    return open_part if open_part.isprintable() else ascii(open_part)
 
 
 def _store(text: str, scheme: str) -> Location:
@@ -129,7 +139,7 @@ def _store(text: str, scheme: str) -> Location:
             container, _, prefix = prefix.lstrip("/").partition("/")
     if not container or container in (".", ".."):
         raise ConfigError(
-            f"{_shown(text)} names no {'container' if scheme == 'az' else 'bucket'}",
+            f"{shown(text)} names no {'container' if scheme == 'az' else 'bucket'}",
             expected=f"{scheme}://BUCKET/PREFIX",
             advice="The part after :// is the bucket or container, what follows is the model's folder",
         )
@@ -139,7 +149,7 @@ def _store(text: str, scheme: str) -> Location:
         or "?" in prefix
     ):
         raise ConfigError(
-            f"{_shown(text)} is not written as such an address is",
+            f"{shown(text)} is not written as such an address is",
             expected=f"{scheme}://BUCKET/PREFIX, without a port, a user or a query",
             advice="Set the endpoint and the credentials by environment variables or files (docs/storage.md)",
         )
@@ -149,7 +159,7 @@ def _store(text: str, scheme: str) -> Location:
 def _web(text: str, scheme: str) -> Location:
     parts = _split(text)
     if parts is None or not parts.hostname:
-        raise ConfigError(f"{_shown(text)} names no host", expected=f"{scheme}://HOST/FOLDER")
+        raise ConfigError(f"{shown(text)} names no host", expected=f"{scheme}://HOST/FOLDER")
     if parts.username is not None:
         raise ConfigError(
             f"{scheme}://…@{parts.hostname} carries a user name",
@@ -158,7 +168,7 @@ def _web(text: str, scheme: str) -> Location:
         )
     if _CONSOLES.fullmatch(parts.hostname):
         raise ConfigError(
-            f"{_shown(text)} is a page of a cloud's console",
+            f"{shown(text)} is a page of a cloud's console",
             expected="s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX",
             advice="Pass the bucket and the folder that this page shows",
         )
@@ -207,18 +217,8 @@ def _host(text: str) -> str:
     return (parts.hostname or "") if parts else ""
 
 
-def _shown(text: str) -> str:
-    """Without what may be secret: a query, a user and a password."""
-    scheme, separator, rest = text.partition("://")
-    authority, slash, path = rest.partition("?")[0].partition("/")
-    if _ALIASES.get(scheme.lower()) != "az":  # there it is the container
-        authority = authority.rpartition("@")[2]
-    shown = f"{scheme}{separator}{authority}{slash}{path}"
-    return shown if shown.isprintable() else ascii(shown)
-
-
 def _clean(text: str, prefix: str) -> str:
     names = [name for name in prefix.split("/") if name not in ("", ".")]
     if ".." in names or any(ord(char) < 32 for char in prefix):
-        raise ConfigError(f"{_shown(text)!a} has a component that no key can have", expected="a plain prefix")
+        raise ConfigError(f"{shown(text)!a} has a component that no key can have", expected="a plain prefix")
     return "/".join(names)
