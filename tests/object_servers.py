@@ -14,9 +14,10 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta, timezone
 from email.utils import formatdate
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from running_server import DEADLINE, free_port
 
@@ -152,6 +153,17 @@ class AzureServer(ObjectServer):
             raise
         return self
 
+    def signature(self) -> str:
+        """A shared access signature of the account, for reading and listing, as a query.
+
+        https://learn.microsoft.com/en-us/rest/api/storageservices/create-account-sas
+        """
+        end = (datetime.now(timezone.utc) + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        version, protocols = "2018-11-09", "https,http"
+        text = "\n".join([AZURITE_ACCOUNT, "rl", "b", "sco", "", end, "", protocols, version, ""])
+        fields = {"sv": version, "ss": "b", "srt": "sco", "sp": "rl", "se": end, "spr": protocols}
+        return urlencode({**fields, "sig": _mac(text)})
+
     def _put(self, path: str, query: str, body: bytes = b"") -> None:
         """Signed by the account's key.
 
@@ -164,13 +176,16 @@ class AzureServer(ObjectServer):
         what = f"\n{query.replace('=', ':')}" if query else ""
         resource = f"/{AZURITE_ACCOUNT}/{AZURITE_ACCOUNT}/{path}{what}"
         text = f"PUT\n\n\n{len(body) or ''}\n\n{kind}\n\n\n\n\n\n\n{named}{resource}"
-        mac = hmac.new(base64.b64decode(AZURITE_KEY), text.encode(), hashlib.sha256)
-        signature = base64.b64encode(mac.digest()).decode()
-        headers |= {"Authorization": f"SharedKey {AZURITE_ACCOUNT}:{signature}", "Content-Type": kind}
+        headers |= {"Authorization": f"SharedKey {AZURITE_ACCOUNT}:{_mac(text)}", "Content-Type": kind}
         url = f"{self.endpoint}/{path}" + (f"?{query}" if query else "")
         request = urllib.request.Request(url, data=body, headers=headers, method="PUT")
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
             assert answer.status == 201
+
+
+def _mac(text: str) -> str:
+    mac = hmac.new(base64.b64decode(AZURITE_KEY), text.encode(), hashlib.sha256)
+    return base64.b64encode(mac.digest()).decode()
 
 
 def _beside_python(program: str) -> str:

@@ -303,3 +303,23 @@ def test_where_addresses_cannot_be_signed_the_client_reads(s3: ObjectServer) -> 
     source.close()
     store.close()
     assert buffer == DATA[3000:8000]
+
+
+@pytest.mark.skipif(AzureServer.program is None, reason="azurite is not installed (npm install -g azurite)")
+def test_a_shared_access_signature_of_azure_lists_and_reads(root: Path, tmp_path: Path) -> None:
+    with AzureServer(root, tmp_path) as azure:
+        environ = {
+            "AZURE_STORAGE_ACCOUNT_NAME": "devstoreaccount1",
+            "AZURE_STORAGE_ENDPOINT": azure.endpoint,
+            "AZURE_STORAGE_SAS_TOKEN": azure.signature(),
+        }
+        store = open_store("az://models/team-a/tiny", environ=environ, patience=5.0)
+        assert set(store.list()) == NAMES
+        assert store.fetch("config.json", 100) is not None
+        store.close()
+        environ["AZURE_STORAGE_SAS_TOKEN"] = environ["AZURE_STORAGE_SAS_TOKEN"].replace("sig=", "sig=hush")
+        store = open_store("az://models/team-a/tiny", environ=environ, patience=5.0)
+        with pytest.raises(StorageError, match="403") as caught:
+            store.fetch("config.json", 100)
+        store.close()
+        assert "hush" not in str(caught.value)
