@@ -7,7 +7,6 @@ address carries a signature, and the bytes become a model.
 from __future__ import annotations
 
 import ipaddress
-import math
 import ssl
 import threading
 from collections import defaultdict
@@ -15,7 +14,7 @@ from collections.abc import Callable, Mapping
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from hotstart.errors import ConfigError, StorageError
-from hotstart.storage.http_connection import Head, HttpConnection, Proxy, StalledError
+from hotstart.storage.http_connection import Head, HttpConnection, Proxy, StalledError, Until, never
 from hotstart.storage.source import Cancel
 
 _REDIRECTS = 5
@@ -43,7 +42,7 @@ class Connections:
         self._moved: dict[str, str] = {}
 
     def get(
-        self, url: str, headers: Mapping[str, str], cancel: Cancel, *, until: float = math.inf
+        self, url: str, headers: Mapping[str, str], cancel: Cancel, *, until: Until = never
     ) -> tuple[HttpConnection, Head]:
         """Ask for a URL; the caller gives the connection back, or closes it.
 
@@ -91,7 +90,7 @@ class Connections:
         self.close()
 
     def _ask(
-        self, parts: SplitResult, headers: Mapping[str, str], cancel: Cancel, until: float
+        self, parts: SplitResult, headers: Mapping[str, str], cancel: Cancel, until: Until
     ) -> tuple[HttpConnection, Head]:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         place = parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme]

@@ -35,8 +35,20 @@ _MAX_HEAD = 64 << 10
 _CONNECT, _CONNECT_NEXT = 20.0, 2.0
 """Seconds for an address that is the last or only one, and for one after which there are others."""
 _PORTS = {"http": 80, "https": 443}
+Until = Callable[[], float]
+"""When to give up waiting, of ``time.monotonic``; it may come to be known while one waits."""
 Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 """What ``socket.getaddrinfo`` answers with."""
+
+
+def never() -> float:
+    """Not to give up."""
+    return math.inf
+
+
+def at(moment: float) -> Until:
+    """To give up at a moment that is known."""
+    return lambda: moment
 
 
 class Head(Struct, frozen=True):
@@ -135,27 +147,31 @@ class HttpConnection:
         cancel: Cancel,
         *,
         method: str = "GET",
-        until: float = math.inf,
+        until: Until = never,
     ) -> Head:
         """Send a request without a body and read the answer's head.
 
-        ``until``: of ``time.monotonic``, when a server that stays silent is given up (StalledError).
+        ``until``: when a server that stays silent is given up (StalledError).
         """
         lines = [f"{method} {self._prefix}{target} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in (self._headers | dict(headers)).items()]
         self._keeps = False  # until the whole answer is known to have come
         self._socket.sendall(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
-        until = min(until, time.monotonic() + self._patience)
-        head = self._head(cancel, until)
+        patient = time.monotonic() + self._patience
+
+        def both() -> float:
+            return min(until(), patient)
+
+        head = self._head(cancel, both)
         while 100 <= head.status < 200:
-            head = self._head(cancel, until)
+            head = self._head(cancel, both)
         bodiless = method == "HEAD" or head.status in (204, 304)
         self._chunked, self._in_chunk = head.chunked and not bodiless, False
         self._left = 0 if bodiless or head.chunked else head.length
         self._keeps = head.keeps
         return head
 
-    def receive_into(self, view: memoryview, cancel: Cancel, *, until: float = math.inf) -> int:
+    def receive_into(self, view: memoryview, cancel: Cancel, *, until: Until = never) -> int:
         """At least one byte of the body into ``view``, up to all of it; 0: the body has ended.
 
         Raises ConnectionResetError when the connection ended before the body did.
@@ -187,7 +203,7 @@ class HttpConnection:
         """
         data = bytearray(min(limit, 64 << 10 if head.length is None else head.length))
         got = 0
-        while got < limit and (part := self._part(data, got, limit, cancel, time.monotonic() + silence)):
+        while got < limit and (part := self._part(data, got, limit, cancel, at(time.monotonic() + silence))):
             got += part
             progressed()
         return bytes(memoryview(data)[:got])
@@ -208,7 +224,7 @@ class HttpConnection:
         """Drop the connection."""
         self._socket.close()
 
-    def _part(self, data: bytearray, at: int, limit: int, cancel: Cancel, until: float) -> int:
+    def _part(self, data: bytearray, at: int, limit: int, cancel: Cancel, until: Until) -> int:
         if at == len(data):
             if self._left == 0 and not self._next_chunk(cancel, until):
                 return 0
@@ -216,7 +232,7 @@ class HttpConnection:
         with memoryview(data) as view:
             return self.receive_into(view[at:], cancel, until=until)
 
-    def _head(self, cancel: Cancel, until: float) -> Head:
+    def _head(self, cancel: Cancel, until: Until) -> Head:
         data = bytearray(self._rest)
         part = bytearray(4096)
         while (end := data.find(b"\r\n\r\n")) < 0:
@@ -230,7 +246,7 @@ class HttpConnection:
         self._rest = bytes(data[end + 4 :])
         return _parse(bytes(data[: end + 4]))
 
-    def _next_chunk(self, cancel: Cancel, until: float) -> bool:
+    def _next_chunk(self, cancel: Cancel, until: Until) -> bool:
         """Read up to the next chunk's first byte; False at the end of the body."""
         if not self._chunked:
             return False
@@ -250,7 +266,7 @@ class HttpConnection:
             self._chunked = False
         return self._in_chunk
 
-    def _line(self, cancel: Cancel, until: float) -> bytes:
+    def _line(self, cancel: Cancel, until: Until) -> bytes:
         data, self._rest = bytearray(self._rest), b""
         part = bytearray(4096)
         while (end := data.find(b"\r\n")) < 0:
@@ -263,7 +279,7 @@ class HttpConnection:
         self._rest = bytes(data[end + 2 :])
         return bytes(data[:end])
 
-    def _receive(self, view: memoryview, cancel: Cancel, until: float, *, whole: bool) -> int:
+    def _receive(self, view: memoryview, cancel: Cancel, until: Until, *, whole: bool) -> int:
         """Bytes received, at least one; 0 when the peer has closed."""
         if self._rest:
             got = min(len(self._rest), len(view))
@@ -271,7 +287,6 @@ class HttpConnection:
             self._rest = self._rest[got:]
             return got
         began = time.monotonic()
-        until = min(until, began + self._patience)
         while True:
             if cancel.is_set():
                 raise ReadCancelled(self._host)
@@ -280,7 +295,7 @@ class HttpConnection:
                     return self._socket.recv_into(view, 0, socket.MSG_WAITALL if whole else 0)
                 return self._records(view) if whole else self._socket.recv_into(view)
             except (BlockingIOError, TimeoutError):
-                if time.monotonic() > until:
+                if time.monotonic() > min(until(), began + self._patience):
                     raise StalledError(f"nothing arrived for {time.monotonic() - began:.1f} s") from None
 
     def _records(self, view: memoryview) -> int:
@@ -314,7 +329,7 @@ class HttpConnection:
         lines = [f"CONNECT {authority} HTTP/1.1", f"Host: {authority}"]
         lines += [f"{name}: {value}" for name, value in proxy.headers.items()]
         self._socket.sendall(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
-        head = self._head(cancel, time.monotonic() + self._patience)
+        head = self._head(cancel, at(time.monotonic() + self._patience))
         if head.status != 200 or self._rest:
             raise ConnectionError(f"the proxy {proxy.host}:{proxy.port} answers {head.status} {head.reason}")
 

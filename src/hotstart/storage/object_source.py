@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hotstart.errors import HotstartError, StorageError
-from hotstart.storage.http_connection import Head, HttpConnection, StalledError
+from hotstart.storage.http_connection import Head, HttpConnection, StalledError, Until, never
 from hotstart.storage.object_errors import code_of
 from hotstart.storage.retry import TRANSIENT, Persistence, TransientError, retry_after
 from hotstart.storage.source import Cancel
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _SLOWER = 4.0
 """Times the usual duration of a range, after which the rest of it is asked for anew."""
-_NEVER_SLOW = 0.5
+_NEVER_SLOW = 0.3
 """Seconds that every range may take."""
 _REPLACEMENTS = 3
 _RARE = 0.125
@@ -131,9 +131,9 @@ class ObjectSource:
     def _read(self, left: _Left, cancel: Cancel) -> None:
         replacements = 0
         while len(left.view):
-            limit = self._speed.patience(len(left.view)) if replacements < _REPLACEMENTS else math.inf
+            slow = self._slow(len(left.view)) if replacements < _REPLACEMENTS else never
             try:
-                self._attempt(left, time.monotonic() + limit, cancel)
+                self._attempt(left, slow, cancel)
             except HotstartError:
                 raise
             except _SlowError:
@@ -141,6 +141,11 @@ class ObjectSource:
             except OSError as error:
                 self._speed.retry()
                 self._wait(left, error, cancel)
+
+    def _slow(self, nbytes: int) -> Until:
+        """When an attempt that begins now will be slow; what is usual may be learned meanwhile."""
+        began = time.monotonic()
+        return lambda: began + self._speed.patience(nbytes)
 
     def close(self) -> None:
         """The store's connections close with its last source."""
@@ -151,45 +156,49 @@ class ObjectSource:
     def verify(self) -> None:
         """Each answer was compared with what is pinned: there is nothing left to compare."""
 
-    def _attempt(self, left: _Left, slow: float, cancel: Cancel) -> None:
+    def _attempt(self, left: _Left, slow: Until, cancel: Cancel) -> None:
         """Ask for what is left and receive it; from ``slow`` on it is worth another connection."""
         try:
             answer = self._ask(left, slow, cancel)
         except StalledError:
-            if time.monotonic() >= slow:
-                self._speed.replace()
-                raise _SlowError from None
-            raise
+            if time.monotonic() < slow():
+                raise
+            self._speed.replace()
+            raise _SlowError from None
         try:
             while len(left.view):
                 self._receive(answer.connection, left, slow, cancel)
-                if len(left.view) and time.monotonic() >= slow:
+                if len(left.view) and time.monotonic() >= slow():
                     if self._speed.replace():
                         raise _SlowError
-                    slow = math.inf
+                    slow = never
         except BaseException:
             answer.connection.close()
             raise
         self._store.give_back(answer.connection)
 
-    def _receive(self, connection: HttpConnection, left: _Left, slow: float, cancel: Cancel) -> None:
+    def _receive(self, connection: HttpConnection, left: _Left, slow: Until, cancel: Cancel) -> None:
         """Some bytes, or none when it becomes ``slow`` before."""
-        until = min(slow, time.monotonic() + left.persistence.silence)
+        silent = time.monotonic() + left.persistence.silence
         try:
-            got = connection.receive_into(left.view, cancel, until=until)
+            got = connection.receive_into(left.view, cancel, until=lambda: min(slow(), silent))
         except StalledError:
-            if time.monotonic() < slow:
+            if time.monotonic() < slow():
                 raise
             return
         if got == 0:
             raise TransientError("the answer is shorter than its range")
         left.arrived(got)
 
-    def _ask(self, left: _Left, slow: float, cancel: Cancel) -> Answer:
+    def _ask(self, left: _Left, slow: Until, cancel: Cancel) -> Answer:
         """The answer to a request for what is left, once its head promises just that."""
         epoch = -1
+        silent = time.monotonic() + left.persistence.silence
+
+        def until() -> float:
+            return min(slow(), silent)
+
         while True:
-            until = min(slow, time.monotonic() + left.persistence.silence)
             headers = {"Range": f"bytes={left.offset}-{left.end - 1}", **self._condition()}
             answer = self._store.ask(self._key, headers, cancel, until=until)
             try:

@@ -8,7 +8,6 @@ it: its files are asked for by address.
 from __future__ import annotations
 
 import logging
-import math
 import re
 import socket
 import threading
@@ -22,7 +21,7 @@ from msgspec import Struct
 from hotstart.errors import HotstartError, StorageError
 from hotstart.storage.cloud_settings import CloudSettings, settings_for
 from hotstart.storage.connections import Connections
-from hotstart.storage.http_connection import Head, HttpConnection
+from hotstart.storage.http_connection import Head, HttpConnection, Until, at, never
 from hotstart.storage.location import Location, quoted
 from hotstart.storage.object_errors import Refusal, cause_of, code_of, explain, explain_client, wording
 from hotstart.storage.object_source import ObjectSource, Speed, check_plain, is_transient, validator
@@ -163,10 +162,10 @@ class ObjectStore:
         if last:
             self._connections.close()
 
-    def ask(self, key: str, headers: Mapping[str, str], cancel: Cancel, *, until: float = math.inf) -> Answer:
+    def ask(self, key: str, headers: Mapping[str, str], cancel: Cancel, *, until: Until = never) -> Answer:
         """Ask for a key, signed. The caller gives the connection back, or closes it.
 
-        ``until``: of ``time.monotonic``, when a server that stays silent is given up. Raises
+        ``until``: when a server that stays silent is given up. Raises
         StorageError for what will not change, OSError for what may.
         """
         epoch = self._epoch
@@ -226,7 +225,7 @@ class ObjectStore:
         persistence: Persistence,
         cancel: Cancel,
     ) -> Fetched | None:
-        answer = self.ask(key, headers, cancel, until=time.monotonic() + persistence.silence)
+        answer = self.ask(key, headers, cancel, until=at(time.monotonic() + persistence.silence))
         connection, head = answer.connection, answer.head
         try:
             if head.status in (200, 206):
