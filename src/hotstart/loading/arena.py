@@ -90,7 +90,8 @@ class Layout(Struct, frozen=True):
         parts: list[Part] = []
         offset = staging = 0
         for name, rows in groups.items():
-            rows.sort(key=lambda row: row[0].at)
+            if len(rows) > 1:
+                rows.sort(key=lambda row: row[0].at)
             slot = _slot(name, rows, dtype, offset)
             slots[name] = slot
             offset = _aligned(offset + slot.nbytes)
@@ -167,6 +168,9 @@ class Arena:
 
 def _slot(name: str, rows: list[tuple[WeightSpec, TensorRef]], dtype: str | None, offset: int) -> Slot:
     first, first_ref = rows[0]
+    if len(rows) == 1 and first.at == 0 and first.shape == first_ref.shape:  # most of them, of many
+        dtype = _final(first, first_ref, dtype)
+        return Slot(dtype, first.shape, offset, prod(first.shape) * _ITEMSIZE[dtype])
     for spec, ref in rows:
         if tuple(spec.shape) != tuple(ref.shape):
             raise ModelError(
@@ -193,8 +197,9 @@ def _slot(name: str, rows: list[tuple[WeightSpec, TensorRef]], dtype: str | None
 
 def _final(spec: WeightSpec, ref: TensorRef, dtype: str | None) -> str:
     stored = DTYPES[ref.dtype][0]
-    floating = stored in ("float64", "float32", "float16", "bfloat16")
-    return dtype if dtype is not None and floating and spec.finish == "cast" else stored
+    if dtype is None or spec.finish != "cast":
+        return stored
+    return dtype if stored in ("float64", "float32", "float16", "bfloat16") else stored
 
 
 _ITEMSIZE = dict(DTYPES.values())

@@ -69,7 +69,7 @@ def match(specs: Sequence[WeightSpec], checkpoint: Checkpoint, dtype_out: str = 
     loads = [(spec, ref) for spec, ref in found if ref is not None]
     missing = [spec for spec, ref in found if ref is None]
     loaded = {ref.name: spec.slot for spec, ref in loads}
-    originals = {spec.slot: ref for spec, ref in loads}
+    originals = {spec.slot: ref for spec, ref in loads} if copies else {}
     pairs = [(originals[s], copy) for s, copy in copies.items() if s in originals and copy.name not in loaded]
     different = [pair for pair in pairs if not _equal(*pair, checkpoint)]
     known = {*loaded, *(copy.name for copy in copies.values())}
@@ -99,7 +99,10 @@ def match(specs: Sequence[WeightSpec], checkpoint: Checkpoint, dtype_out: str = 
 
 
 def _find(spec: WeightSpec, checkpoint: Checkpoint) -> TensorRef | None:
-    return next((checkpoint.tensors[name] for name in spec.stored if name in checkpoint.tensors), None)
+    for name in spec.stored:
+        if (ref := checkpoint.tensors.get(name)) is not None:
+            return ref
+    return None
 
 
 def _finished(spec: WeightSpec, ref: TensorRef, dtype: str) -> WeightSpec:
@@ -199,15 +202,17 @@ def _unknown(known: set[str], checkpoint: Checkpoint) -> tuple[list[str], list[s
     A bias beside a known weight, or a layer beyond the last one, changes the answer; a vision
     tower or a value head stands beside the model and does not.
     """
+    unknown = [name for name in checkpoint.tensors if name not in known and not _BUFFERS.search(name)]
+    if not unknown:
+        return [], []
     modules = {name.rpartition(".")[0] for name in known}
     stacks = {match[1] for match in map(_LAYER.match, known) if match}
     inside: list[str] = []
     beside: list[str] = []
-    for name in checkpoint.tensors:
-        if name not in known and not _BUFFERS.search(name):
-            layer = _LAYER.match(name)
-            within = name.rpartition(".")[0] in modules or (layer is not None and layer[1] in stacks)
-            (inside if within else beside).append(name)
+    for name in unknown:
+        layer = _LAYER.match(name)
+        within = name.rpartition(".")[0] in modules or (layer is not None and layer[1] in stacks)
+        (inside if within else beside).append(name)
     return inside, beside
 
 
