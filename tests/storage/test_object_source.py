@@ -190,6 +190,35 @@ def test_a_range_much_slower_than_the_others_is_replaced(fault: dict[str, float]
         assert store.speed.replaced == 1
 
 
+@pytest.mark.parametrize("stall", [-1, 100])
+def test_a_range_slow_from_the_start_is_replaced_once_it_is_known_what_is_usual(stall: int) -> None:
+    with FaultServer(FILES, Fault(nth=2, stall=stall)) as server:
+        store, source = opened(server, patience=1000.0)
+        buffer = bytearray(10_000)
+        first = threading.Thread(target=source.read_into, args=(memoryview(buffer), 0, NEVER))
+        first.start()
+        until(lambda: len(server.requests) == 2)
+        for begin in range(0, 90_000, 10_000):
+            source.read_into(memoryview(bytearray(10_000)), begin, NEVER)
+        first.join(60)
+        source.close()
+        assert bytes(buffer) == DATA[:10_000]
+        assert store.speed.replaced == 1
+
+
+def test_where_everything_becomes_slow_few_are_replaced() -> None:
+    with FaultServer(FILES) as server, ThreadPoolExecutor(16) as pool:
+        store, source = opened(server, patience=1000.0)
+        for begin in range(0, 90_000, 10_000):
+            source.read_into(memoryview(bytearray(10_000)), begin, NEVER)
+        server.faults.append(Fault(bandwidth=10_000.0))
+        buffers = [bytearray(10_000) for _ in range(16)]
+        list(pool.map(lambda n: source.read_into(memoryview(buffers[n]), n * 10_000, NEVER), range(16)))
+        source.close()
+        assert b"".join(buffers) == DATA[:160_000]
+        assert store.speed.replaced <= 4
+
+
 @pytest.mark.parametrize(
     "fault", [{"stall": 100}, {"stall": -1}, {"status": 503, "headers": {"Retry-After": "99"}}]
 )

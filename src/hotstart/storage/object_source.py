@@ -145,7 +145,12 @@ class ObjectSource:
     def _slow(self, nbytes: int) -> Until:
         """When an attempt that begins now will be slow; what is usual may be learned meanwhile."""
         began = time.monotonic()
-        return lambda: began + self._speed.patience(nbytes)
+
+        def slow() -> float:
+            too_early = time.monotonic() < began + _NEVER_SLOW
+            return math.inf if too_early else began + self._speed.patience(nbytes)
+
+        return slow
 
     def close(self) -> None:
         """The store's connections close with its last source."""
