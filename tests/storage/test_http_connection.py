@@ -72,6 +72,15 @@ def test_a_body_comes_whole_however_it_is_framed(connections: Connections, fault
         assert body_of(connections, f"{server.url}/a") == DATA
 
 
+@pytest.mark.parametrize("fault", [Fault(cut=10_000), Fault(chunked=1000, cut=9000), Fault(cut=0)])
+def test_a_body_that_is_cut_is_an_error_and_no_shorter_file(connections: Connections, fault: Fault) -> None:
+    with FaultServer(FILES, fault) as server:
+        connection, head = connections.get(f"{server.url}/a", {}, NEVER)
+        with pytest.raises(ConnectionResetError, match="before the end"):
+            connection.body(head, 1 << 20, NEVER)
+        connection.close()
+
+
 @pytest.mark.parametrize("fault", [Fault(), Fault(chunked=1000)])
 def test_a_connection_whose_body_was_read_to_its_end_is_used_again(
     connections: Connections, fault: Fault
