@@ -108,7 +108,7 @@ class RadosGateway:
         self._spawn("ceph-mon", "-f", *with_config, "-i", "a")
         self._run("ceph", *with_config, "osd", "new", osd)
         self._run("ceph-osd", *with_config, "-i", "0", "--mkfs", "--osd-uuid", osd)
-        self._spawn("ceph-osd", "-f", *with_config, "-i", "0")
+        self._spawn_osd(with_config)
         user = (
             "user",
             "create",
@@ -121,9 +121,20 @@ class RadosGateway:
         self._spawn("radosgw", "-f", *with_config, "-n", "client.rgw.a")
         self._wait()
 
-    def _run(self, *command: str) -> None:
+    def _spawn_osd(self, with_config: tuple[str, ...]) -> None:
+        """Again where it ends at once: it may ask the monitor before it knows the cluster ('wrong fsid')."""
+        for _ in range(8):
+            self._spawn("ceph-osd", "-f", *with_config, "-i", "0")
+            while self._processes[-1].poll() is None:
+                if '"num_up_osds":1' in self._run("ceph", *with_config, "osd", "stat", "-f", "json"):
+                    return
+            self._processes.pop()
+        raise AssertionError((self._folder / "ceph-osd.out").read_text())
+
+    def _run(self, *command: str) -> str:
         done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False, env=_environment())
         assert done.returncode == 0, f"{command[0]}: {done.stderr.decode(errors='replace')[-2000:]}"
+        return done.stdout.decode(errors="replace")
 
     def _spawn(self, *command: str) -> None:
         with open(self._folder / f"{command[0]}.out", "wb") as out:

@@ -20,6 +20,8 @@ from hotstart.storage.location import parse_location
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "hush"}
 NO_ROLE = {"AWS_EC2_METADATA_DISABLED": "true"}
+GS = "gs://bucket/model"
+AZ = "abfss://c@acc.dfs.core.windows.net/model"
 
 
 class Home:
@@ -311,6 +313,28 @@ def test_role_of_the_container_then_of_the_machine(home: Home) -> None:
     assert "role of the machine (AWS_EC2_METADATA_SERVICE_ENDPOINT)" in home.settings(**machine).described
 
 
+@pytest.mark.parametrize(
+    ("location", "module", "name", "content", "said"),
+    [
+        ("s3://bucket", "aws_credentials", "_VENDOR", "Amazon EC2\n", "role of the machine (EC2 instance"),
+        ("gs://bucket", "google_settings", "_PRODUCT", "Google Compute Engine\n", "account of the machine"),
+        (AZ, "azure_settings", "_ASSET_TAG", "7783-7084-3265-9085-8269-3286-77\n", "identity of the machine"),
+    ],
+)
+def test_on_a_machine_of_the_cloud_its_identity_is_used(
+    location: str,
+    module: str,
+    name: str,
+    content: str,
+    said: str,
+    home: Home,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = home.write("dmi", content)
+    monkeypatch.setattr(f"hotstart.storage.{module}.{name}", file)
+    assert said in home.settings(location, AWS_EC2_METADATA_DISABLED="").described
+
+
 def test_without_any_credentials_requests_are_unsigned_and_the_advice_says_where_was_looked(
     home: Home,
 ) -> None:
@@ -328,9 +352,6 @@ def test_tensorizers_variables_when_only_they_are_set(home: Home) -> None:
     assert keys_of(settings)[0] == "AKTZ"
     assert "endpoint https://object.store.example (S3_ENDPOINT_URL)" in settings.described
     assert keys_of(home.settings(**theirs, **KEYS))[0] == "AKID"
-
-
-GS = "gs://bucket/model"
 
 
 def test_a_service_accounts_key_signs_and_a_users_login_is_read_by_the_client(home: Home) -> None:
@@ -365,9 +386,6 @@ def test_anonymous_access_to_google(home: Home, environ: Mapping[str, str], base
 def test_credentials_of_google_that_cannot_be_used(home: Home, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         home.settings(GS, GOOGLE_APPLICATION_CREDENTIALS=home.write("key.json", text))
-
-
-AZ = "abfss://c@acc.dfs.core.windows.net/model"
 
 
 @pytest.mark.parametrize(

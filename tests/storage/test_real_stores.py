@@ -241,6 +241,14 @@ def test_a_refusal_says_code_message_and_likely_cause(name: str) -> None:
     assert "hush" not in text
 
 
+def test_who_may_not_list_is_told_which_models_need_no_listing() -> None:
+    with FaultServer({}, Fault(status=403, body=error("AccessDenied"))) as server:
+        environ = {"AWS_ENDPOINT_URL": server.url, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+        store = open_store("s3://models/m", environ={**NO_ROLE, **environ}, patience=2.0)
+        with pytest.raises(StorageError, match=r"403 AccessDenied.*s3:ListBucket.*index\.json"):
+            store.list()
+
+
 def test_a_store_that_cannot_be_reached_is_named(s3: ObjectServer) -> None:
     with S3Server(Path("/")) as gone:
         pass

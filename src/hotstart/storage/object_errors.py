@@ -109,8 +109,8 @@ def explain_client(name: str, settings: CloudSettings, doing: str, error: Except
     cause = settings.advice if doing.startswith("sign") else cause_of(refusal, settings)
     if doing == "list" and refusal.status in (401, 403) and refusal.code in ("", "AccessDenied"):
         cause = (
-            "The credentials may not list (s3:ListBucket). Without a listing a model needs "
-            "model.safetensors.index.json, which names its files"
+            "The credentials may not list (s3:ListBucket). Without a listing the weights must be one "
+            "model.safetensors, or named by a model.safetensors.index.json"
         )
         if settings.base_url and not settings.query:
             cause = settings.advice or cause
