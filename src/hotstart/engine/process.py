@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from hotstart.engine.assemble import Built, Prepared
     from hotstart.engine.core import Engine
     from hotstart.engine.main import TorchImport
+    from hotstart.loading.afterwards import Afterwards
 
 _PROBE_ID = -1
 _PROGRESS_EVERY = 0.1
@@ -76,12 +77,15 @@ def _start(link: Link, torch: TorchImport) -> NoReturn:
         with timeline.phase("read headers"):
             prepared = prepare(config)
             weights = prepared.placement.weights(prepared, lambda done: timeline.progress(reading, done))
+            afterwards = _afterwards(prepared, link)
     except HotstartError:
         # The frontend's checks meet the same problem, and report it together with all others.
         link.wait_for_go()
         raise
     link.wait_for_go()
     reading = timeline.begin("read weights", total=weights.total)
+    if afterwards is not None:
+        afterwards.start(weights.follow(afterwards))
     weights.start(lambda report: timeline.end(reading, detail=f"{weights.describe()}; {report}"))
     _log_device(link, prepared.placement.choice)
     _log_dtype(link, prepared)
@@ -90,10 +94,29 @@ def _start(link: Link, torch: TorchImport) -> NoReturn:
     with timeline.phase("build model"):
         built = build(prepared, weights)
     weights.wait()
-    _serve(link, prepared, built, timeline)
+    if afterwards is not None and afterwards.compares:
+        with timeline.phase("compare digests"):
+            afterwards.confirm()
+    _serve(link, prepared, built, timeline, afterwards)
 
 
-def _serve(link: Link, prepared: Prepared, built: Built, timeline: Timeline) -> NoReturn:
+def _afterwards(prepared: Prepared, link: Link) -> Afterwards | None:
+    """What compares this load and prepares the next one, if anything does."""
+    load = prepared.config.load
+    if load.load_format == "dummy" or (load.verify != "digest" and load.disk_cache is None):
+        return None
+    from hotstart.loading.afterwards import Afterwards
+
+    def say(level: int, text: str) -> None:
+        with contextlib.suppress(PeerGone):
+            link.send(LogEvent(level, text))
+
+    return Afterwards(prepared.checkpoint, load, prepared.config.cache_root, say)
+
+
+def _serve(
+    link: Link, prepared: Prepared, built: Built, timeline: Timeline, afterwards: Afterwards | None
+) -> NoReturn:
     engine = built.engine
     _take(link, engine, block=False)
     phase = timeline.begin("first step")
@@ -123,6 +146,8 @@ def _serve(link: Link, prepared: Prepared, built: Built, timeline: Timeline) -> 
             first_step=first,
         )
     )
+    if afterwards is not None:
+        afterwards.go_on()
     spare = SpareTime(built.tune(), (_freeze, _load_generators, built.weights.close), link.wait)
     while True:
         spare.use(busy=engine.has_work)

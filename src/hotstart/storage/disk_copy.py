@@ -122,6 +122,12 @@ class DiskCopies:
             raise OSError(errno.EIO, f"{path} was removed again")
         return entry
 
+    def close(self) -> None:
+        """Hold nothing any more; the end of the process does the same."""
+        with self._lock:
+            while self._entries:
+                self._entries.popitem()[1].close()
+
     def _make_room(self, size: int) -> None:
         """Remove what was used longest ago until ``size`` more bytes fit. Raises NoRoomError."""
         directory = self.limit.directory
@@ -213,6 +219,10 @@ class Entry:
             os.close(fd)
             return None
         return fd
+
+    def close(self) -> None:
+        """Hold it no more."""
+        os.close(self._use)
 
     def publish(self) -> None:
         """All of the partial copy is on the disk: give it its final name. Raises OSError."""

@@ -1,0 +1,368 @@
+"""What a load is compared with, and what it leaves for the next one: digests and copies on the disk.
+
+While the model loads, this follows what arrives. Before the model answers, :meth:`Afterwards.confirm`
+has compared the digests, if that was asked for. From :meth:`Afterwards.go_on` on, one thread that runs
+when nobody else wants the processor completes the copies, records digests and compares the copies that
+were used. A server that ends meanwhile loses nothing but that work.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from hotstart.checkpoint.base import Checkpoint, ShardFile
+from hotstart.checkpoint.wording import count
+from hotstart.device import host
+from hotstart.errors import HotstartError
+from hotstart.loading.copying import CopyJob, compare
+from hotstart.loading.digesting import Digesting, digest_of, pieces_of
+from hotstart.storage.digests import MAX_SUMS, Expected, Records, local_identity, published
+from hotstart.storage.disk_copy import DiskCopies, Entry, about_copy
+from hotstart.storage.idle import run_idle
+from hotstart.storage.source import Source
+from hotstart.units import format_rate, format_seconds, format_size
+
+if TYPE_CHECKING:
+    from hotstart.checkpoint.remote import ObjectFolder
+    from hotstart.config.settings import LoadConfig
+
+_QUIET = 5.0
+"""Seconds of a load in which nothing is written: most loads are over by then, and no copy slows them."""
+_NAP = 0.5
+_LOOK_EVERY = 256 << 20
+"""Bytes kept for a copy after which free memory is looked at."""
+_SPARE = 1 << 30
+_PIECE = 4 << 20
+
+Say = Callable[[int, str], None]
+"""Level of :mod:`logging`, and a line of the log."""
+
+
+class _Kept(Struct):
+    """Memory that the model wants to give back."""
+
+    file: int
+    begin: int
+    end: int
+    give_back: Callable[[], None]
+
+
+class Afterwards:
+    """See the module. A :class:`hotstart.loading.follower.Follower` of the load."""
+
+    def __init__(self, checkpoint: Checkpoint, load: LoadConfig, cache_root: str, say: Say) -> None:
+        """Look for digests and copies; with ``--verify digest`` the store is asked for small files.
+
+        Raises StorageError when it cannot be reached.
+        """
+        self._files = checkpoint.files
+        self._checkpoint = checkpoint
+        self._load = load
+        self._say = say
+        self._records = Records(cache_root)
+        self._copies: DiskCopies | None = getattr(checkpoint.folder, "copies", None)
+        self._memories: Sequence[memoryview] = ()
+        self._jobs: dict[int, CopyJob] = {}
+        self._used: dict[int, Entry] = {}
+        """Complete copies that this load reads."""
+        self._expected = self._find_digests() if load.verify == "digest" else {}
+        self._digesting: Digesting | None = None
+        self._unrecorded: set[int] = set()
+        if load.verify == "digest":
+            self._unrecorded = set(range(len(self._files))) - set(self._expected)
+        self._kept: list[_Kept] = []
+        self._kept_bytes = self._looked_at = 0
+        self._lock = threading.Lock()
+        self._ready = threading.Event()
+        self._wake = threading.Event()
+        self._pressed = False
+        self._cancel = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="afterwards", daemon=True)
+
+    def start(self, memories: Sequence[memoryview]) -> None:
+        """The load begins. ``memories``: the images that this follows; none: the bytes do not stay."""
+        self._memories = memories
+        self._plan_copies()
+        if self._expected:
+            assert self._checkpoint.folder is not None
+            source = self._checkpoint.folder.source
+            self._digesting = Digesting(self._files, self._expected, memories, source)
+            self._digesting.start()
+        self._thread.start()
+
+    @property
+    def compares(self) -> bool:
+        """Whether there is anything for :meth:`confirm` to wait for."""
+        return bool(self._expected)
+
+    def arrived(self, file: int, begin: int, end: int) -> None:
+        """See :class:`hotstart.loading.follower.Follower`."""
+        if self._digesting is not None:
+            self._digesting.arrived(file, begin, end)
+        if file in self._jobs:
+            self._jobs[file].arrived(begin, end)
+
+    def keeps(self, file: int, begin: int, end: int, give_back: Callable[[], None]) -> bool:
+        """See :class:`hotstart.loading.follower.Follower`."""
+        kept = _Kept(file, begin, end, give_back)
+        with self._lock:
+            if not self._needs(kept):
+                return False
+            self._kept.append(kept)
+            self._kept_bytes += end - begin
+            if self._kept_bytes - self._looked_at > _LOOK_EVERY:
+                self._looked_at = self._kept_bytes
+                if host.memory().available < max(self._kept_bytes, _SPARE):
+                    self._pressed = True
+                    self._wake.set()
+        return True
+
+    def confirm(self) -> None:
+        """Block until the digests are compared. Raises ModelError for those that differ."""
+        if self._digesting is None:
+            return
+        try:
+            self._digesting.confirm()
+        except HotstartError:
+            for file in self._digesting.wrong():
+                if file in self._jobs:
+                    self._jobs[file].discard()
+                if file in self._used:
+                    self._used[file].discard()
+            raise
+        origins = sorted({expected.origin for expected in self._expected.values()})
+        files = count(len(self._expected), "file")
+        self._say(logging.INFO, f"digests: SHA-256 of {files} as {', '.join(origins)} says")
+
+    def go_on(self) -> None:
+        """The model answers: what is left may be done now."""
+        self._ready.set()
+        self._wake.set()
+
+    def close(self) -> None:
+        """Stop, after the piece at work."""
+        self._cancel.set()
+        self.go_on()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def wait(self) -> None:
+        """Block until all is done; after :meth:`go_on`."""
+        self._thread.join()
+
+    def _plan_copies(self) -> None:
+        copies = self._copies
+        if copies is None:
+            if self._load.disk_cache is not None:
+                self._say(logging.INFO, "disk copy: none, for the model lies in a directory")
+            return
+        folder: ObjectFolder = self._checkpoint.folder  # type: ignore[assignment]
+        nameless = 0
+        for number, file in enumerate(self._files):
+            about = about_copy(file.path) if os.path.isabs(file.path) else None
+            if about is not None:
+                entry = copies.entry(about.name, about.identity, about.size)
+                if entry is not None:
+                    self._used[number] = entry
+            elif not file.identity:
+                nameless += 1
+            else:
+                memory = self._memories[number] if self._memories else None
+                name, stored = folder.copy_name(file), _stored(folder, file)
+                job = CopyJob(copies, name, file.identity, file.size, stored, memory)
+                job.synced = self._breathe
+                self._jobs[number] = job
+        self._tell_use(copies, nameless)
+
+    def _tell_use(self, copies: DiskCopies, nameless: int) -> None:
+        where = copies.limit.directory
+        used = sum(self._files[number].size for number in self._used)
+        parts = [entry for job in self._jobs.values() if (entry := job.found())]
+        partly = sum(entry.table().nbytes for entry in parts)
+        line = f"disk copy: {count(len(self._used), 'file')} of {len(self._files)} read from {where}"
+        line += f" ({format_size(used)})"
+        if partly:
+            line += (
+                f", and {format_size(partly)} of {count(len(parts), 'file')} whose copies are not complete"
+            )
+        self._say(logging.INFO, line)
+        if nameless:
+            files = count(nameless, "file")
+            self._say(
+                logging.WARNING,
+                f"disk copy: none of {files}, for the server gives neither ETag nor Last-Modified",
+            )
+
+    def _find_digests(self) -> dict[int, Expected]:
+        names = [self._name(number) for number in range(len(self._files))]
+        plain = [name.partition(" at ")[0].rpartition("/")[2] for name, _ in names]
+        given = published(plain, self._read)
+        found: dict[int, Expected] = {}
+        for number, (name, identity) in enumerate(names):
+            expected = given.get(plain[number]) or self._records.find(name, identity)
+            if expected is not None:
+                found[number] = expected
+        return found
+
+    def _name(self, number: int) -> tuple[str, str]:
+        """Name and identity of a file, wherever its bytes are read; of a copy, those of its object."""
+        file = self._files[number]
+        if not os.path.isabs(file.path):
+            folder: ObjectFolder = self._checkpoint.folder  # type: ignore[assignment]
+            return folder.copy_name(file), file.identity
+        about = about_copy(file.path) if self._copies is not None else None
+        if about is not None:
+            return about.name, about.identity
+        try:
+            return os.path.realpath(file.path), local_identity(file.path)
+        except OSError:
+            return file.path, ""
+
+    def _read(self, name: str) -> str | None:
+        """A small file beside the weights; None: there is none."""
+        folder = self._checkpoint.folder
+        store = getattr(folder, "store", None)
+        if store is not None:
+            fetched = store.fetch(name, MAX_SUMS, optional=True)
+            return None if fetched is None else bytes(fetched.data).decode(errors="replace")
+        try:
+            with open(os.path.join(getattr(folder, "path", ""), name), errors="replace") as file:
+                return file.read(MAX_SUMS)
+        except OSError:
+            return None
+
+    def _needs(self, kept: _Kept) -> bool:
+        file, begin, end = kept.file, kept.begin, kept.end
+        if file in self._jobs and self._jobs[file].needs(begin, end):
+            return True
+        if file in self._unrecorded and self._memories:
+            return True
+        return self._digesting is not None and self._digesting.needs(file, begin, end)
+
+    def _run(self) -> None:
+        run_idle()
+        try:
+            until = time.monotonic() + _QUIET
+            while not self._ready.is_set():
+                self._wake.wait(_NAP)
+                if self._pressed:
+                    self._breathe()
+                if time.monotonic() > until:
+                    for job in self._jobs.values():
+                        job.write_arrived(self._wake)
+            if not self._cancel.is_set():
+                self._finish()
+        except Exception as error:
+            self._say(logging.WARNING, f"nothing more is copied or compared: {type(error).__name__}: {error}")
+        finally:
+            self._unrecorded.clear()
+            for job in self._jobs.values():
+                job.close()
+            self._give_back(everything=True)
+
+    def _finish(self) -> None:
+        """What is done once the model answers, memory that is wanted back first."""
+        self._complete_copies()
+        self._record_digests()
+        if self._load.verify != "off":
+            self._compare_copies()
+
+    def _complete_copies(self) -> None:
+        began, done, written = time.monotonic(), 0, 0
+        problems: list[str] = []
+        for job in self._jobs.values():
+            job.complete(self._cancel)
+            self._breathe()
+            written += job.written
+            done += job.published
+            if job.problem:
+                problems.append(job.problem)
+        if not self._jobs or self._copies is None:
+            return
+        where, seconds = self._copies.limit.directory, time.monotonic() - began
+        if problems:
+            self._say(
+                logging.WARNING,
+                f"disk copy: {count(len(problems), 'file')} of {len(self._jobs)} not written to {where}: "
+                f"{problems[0]}; the next start asks the store for what is not there",
+            )
+        elif written or done:
+            self._say(
+                logging.INFO,
+                f"disk copy: {format_size(written)} written to {where} in {format_seconds(seconds)} "
+                f"({format_rate(written, seconds)}), {count(done, 'file')} complete",
+            )
+        else:
+            self._say(logging.INFO, f"disk copy: another server writes to {where} what this one has read")
+
+    def _record_digests(self) -> None:
+        assert self._checkpoint.folder is not None
+        wanted = sorted(self._unrecorded)
+        for number in wanted:
+            if self._cancel.is_set():
+                return
+            file, (name, identity) = self._files[number], self._name(number)
+            if number in self._unrecorded and self._memories:
+                found = digest_of(_pieces(self._memories[number], file.size))
+            else:
+                found = digest_of(pieces_of(self._checkpoint.folder.source(file), self._cancel))
+            with self._lock:
+                self._unrecorded.discard(number)
+            self._give_back()
+            try:
+                self._records.keep(name, identity, found)
+            except OSError as error:
+                self._say(logging.WARNING, f"digests: not recorded: {error.strerror or error}")
+                return
+        if wanted:
+            files = count(len(wanted), "file")
+            self._say(logging.INFO, f"digests: SHA-256 of {files} recorded; the next start compares them")
+
+    def _compare_copies(self) -> None:
+        for entry in self._used.values():
+            wrong = compare(entry, self._cancel)
+            if wrong:
+                self._say(
+                    logging.ERROR,
+                    f"disk copy: {entry.data} of {entry.about.name} was damaged ({wrong}) and is removed; "
+                    "this server answers from damaged weights: restart it, it will read them from the store",
+                )
+
+    def _breathe(self) -> None:
+        """More is written: memory can be given back, and all of it must be where it is short."""
+        self._give_back(everything=self._pressed)
+
+    def _give_back(self, *, everything: bool = False) -> None:
+        """Release what nobody needs any more; ``everything``: what was not written is lost to the copy."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+            for each in kept:
+                if everything and each.file in self._jobs:
+                    self._jobs[each.file].lose(each.begin, each.end)
+                if everything:
+                    self._unrecorded.discard(each.file)
+                if self._digesting is not None and self._digesting.needs(each.file, each.begin, each.end):
+                    self._kept.append(each)
+                elif everything or not self._needs(each):
+                    each.give_back()
+                else:
+                    self._kept.append(each)
+            self._kept_bytes = self._looked_at = sum(each.end - each.begin for each in self._kept)
+            self._pressed = False
+            if not self._ready.is_set():
+                self._wake.clear()
+
+
+def _stored(folder: ObjectFolder, file: ShardFile) -> Callable[[], Source]:
+    return lambda: folder.stored(file)
+
+
+def _pieces(memory: memoryview, size: int) -> Iterable[memoryview]:
+    return (memory[at : min(at + _PIECE, size)] for at in range(0, size, _PIECE))

@@ -1,0 +1,130 @@
+"""SHA-256 of weight files: those that came with the model, and those of an earlier start.
+
+A publisher's digests lie beside the files: ``SHA256SUMS``, or ``NAME.sha256`` for each. Without them
+the digests that a start found are kept below the cache root, under the file's name and what tells
+that it is the same file (ETag; or size and time of its last change), so that a later start notices
+bytes that changed by themselves. A record that cannot be read or written is no record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import msgspec
+from msgspec import Struct
+
+SUMS = "SHA256SUMS"
+MAX_SUMS = 16 << 20
+"""Bytes that a file of digests may have."""
+
+_GNU = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)")
+_BSD = re.compile(r"(\\?)SHA256 \((.+)\) = ([0-9a-fA-F]{64})")
+_ALONE = re.compile(r"[0-9a-fA-F]{64}")
+_ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
+
+
+class Expected(Struct, frozen=True):
+    """The SHA-256 that a file should have, in hexadecimal, and who says so."""
+
+    digest: str
+    origin: str
+    recorded: bool = False
+    """By an earlier start of ours."""
+
+
+def parse_sums(text: str) -> dict[str, str]:
+    """Digests by name as ``sha256sum`` writes them: plain, ``--binary``, ``--tag``, escaped names.
+
+    A digest alone, as ``NAME.sha256`` often holds, has the empty name. Other lines are passed over.
+    """
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        line = line.rstrip()
+        if match := _GNU.fullmatch(line):
+            escaped, digest, name = match.groups()
+        elif match := _BSD.fullmatch(line):
+            escaped, name, digest = match.groups()
+        elif _ALONE.fullmatch(line):
+            escaped, digest, name = "", line, ""
+        else:
+            continue
+        if escaped:
+            name = re.sub(r"\\[\\nr]", lambda found: _ESCAPES[found[0]], name)
+        found[name.removeprefix("./")] = digest.lower()
+    return found
+
+
+def published(names: Iterable[str], read: Callable[[str], str | None]) -> dict[str, Expected]:
+    """What was published beside the files ``names``. ``read`` gives the text of a file, None: absent."""
+    sums = parse_sums(read(SUMS) or "")
+    found: dict[str, Expected] = {}
+    for name in names:
+        if name in sums:
+            found[name] = Expected(sums[name], SUMS)
+            continue
+        own = parse_sums(read(f"{name}.sha256") or "")
+        # Whatever it calls the file: it may have been renamed together with it.
+        digest = own.get(name, own.get("")) or (next(iter(own.values())) if len(own) == 1 else None)
+        if digest is not None:
+            found[name] = Expected(digest, f"{name}.sha256")
+    return found
+
+
+class Known(Struct, frozen=True):
+    """A record: which file, and its digest."""
+
+    name: str
+    identity: str
+    digest: str
+
+
+class Records:
+    """The digests that earlier starts found, below a cache root; empty: there is none."""
+
+    def __init__(self, cache_root: str) -> None:
+        self._directory = os.path.join(cache_root, "digests") if cache_root else ""
+
+    def find(self, name: str, identity: str) -> Expected | None:
+        """The digest of a file as it is, if a start found it before."""
+        if not identity:
+            return None
+        try:
+            with open(self._path(name, identity), "rb") as file:
+                known = msgspec.json.decode(file.read(), type=Known)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        if (known.name, known.identity) != (name, identity):
+            return None
+        return Expected(known.digest, "an earlier start", recorded=True)
+
+    def keep(self, name: str, identity: str, digest: str) -> None:
+        """Record a digest, all of it or nothing. Raises OSError."""
+        if not self._directory or not identity:
+            return
+        os.makedirs(self._directory, mode=0o700, exist_ok=True)
+        fd, fresh = tempfile.mkstemp(prefix=".new-", dir=self._directory)
+        try:
+            with open(fd, "wb") as file:
+                file.write(msgspec.json.encode(Known(name, identity, digest)))
+            os.rename(fresh, self._path(name, identity))
+        except OSError:
+            with suppress(OSError):
+                os.unlink(fresh)
+            raise
+
+    def _path(self, name: str, identity: str) -> str:
+        if not self._directory:
+            return ""
+        key = hashlib.sha256(f"{name}\0{identity}".encode()).hexdigest()[:32]
+        return os.path.join(self._directory, f"{key}.json")
+
+
+def local_identity(path: str) -> str:
+    """What tells that a local file is the same: size and time of the last change. Raises OSError."""
+    status = os.stat(path)
+    return f"{status.st_size}:{status.st_mtime_ns}"
