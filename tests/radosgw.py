@@ -24,6 +24,8 @@ PROGRAMS = ("ceph", "ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "monmapt
 ABSENT = ", ".join(name for name in PROGRAMS if shutil.which(name) is None)
 """Programs that are not installed; empty: it can be started."""
 _SECONDS = 60.0
+_LOST_RACE = "wrong fsid"
+"""What the monitor answers to a command that is sent before its sender knows the cluster."""
 
 
 class RadosGateway:
@@ -122,7 +124,7 @@ class RadosGateway:
         self._wait()
 
     def _spawn_osd(self, with_config: tuple[str, ...]) -> None:
-        """Again where it ends at once: it may ask the monitor before it knows the cluster ('wrong fsid')."""
+        """Again where it ends at once: see ``_LOST_RACE``."""
         for _ in range(8):
             self._spawn("ceph-osd", "-f", *with_config, "-i", "0")
             while self._processes[-1].poll() is None:
@@ -132,9 +134,17 @@ class RadosGateway:
         raise AssertionError((self._folder / "ceph-osd.out").read_text())
 
     def _run(self, *command: str) -> str:
-        done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False, env=_environment())
-        assert done.returncode == 0, f"{command[0]}: {done.stderr.decode(errors='replace')[-2000:]}"
-        return done.stdout.decode(errors="replace")
+        said = ""
+        for _ in range(8):
+            done = subprocess.run(
+                command, capture_output=True, timeout=_SECONDS, check=False, env=_environment()
+            )
+            if done.returncode == 0:
+                return done.stdout.decode(errors="replace")
+            said = done.stderr.decode(errors="replace")[-2000:]
+            if _LOST_RACE not in said:
+                break
+        raise AssertionError(f"{command[0]}: {said}")
 
     def _spawn(self, *command: str) -> None:
         with open(self._folder / f"{command[0]}.out", "wb") as out:
