@@ -6,6 +6,7 @@ own code may want all of it.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -24,7 +25,7 @@ from hotstart.config.settings import (
     ParallelConfig,
     SchedulerConfig,
 )
-from hotstart.engine.assemble import build, prepare
+from hotstart.engine.assemble import build, follow_up, prepare
 from hotstart.errors import ConfigError
 from hotstart.frontend.generation import Choice
 from hotstart.frontend.protocol import fields as f
@@ -101,9 +102,15 @@ class LLM:
         prepared = prepare(config)
         self._text = load_text(prepared.files, config)
         weights = prepared.placement.weights(prepared, lambda done: None)
+        afterwards = follow_up(prepared, logging.getLogger("hotstart.engine").log)
+        if afterwards is not None:
+            afterwards.start(weights.follow(afterwards))
         weights.start()
         built = build(prepared, weights)
         weights.wait()
+        if afterwards is not None:
+            afterwards.confirm()
+            afterwards.go_on()
         weights.close()
         for _ in built.tune():
             pass

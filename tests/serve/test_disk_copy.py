@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import resource
 import shutil
 from collections.abc import Callable, Iterator
@@ -80,6 +81,33 @@ def test_four_starts_at_once_share_one_copy(s3: S3Server, tmp_path: Path, expect
     finally:
         for server in servers:
             server.__exit__()
+
+
+def test_weights_that_are_converted_are_copied_as_they_are_stored(
+    s3: S3Server, tiny_model: Model, tmp_path: Path
+) -> None:
+    """The model gives their memory back before it answers, and the copy is written afterwards."""
+    directory = tmp_path / "copies"
+    with start(s3, tmp_path / "log", "--dtype", "bfloat16", "--disk-cache", str(directory)) as server:
+        server.until_ready()
+        server.until(lambda: "3 files complete" in server.output)
+    stored = shards(tiny_model(shards=3)).values()
+    assert sorted(path.read_bytes() for path in copies(directory)) == sorted(stored)
+
+
+def test_a_partial_copy_is_used_for_what_it_has_and_completed(
+    s3: S3Server, tmp_path: Path, expected: str
+) -> None:
+    directory = tmp_path / "copies"
+    fill(s3, directory, tmp_path / "first.log")
+    for copy in copies(directory)[1:]:
+        copy.rename(copy.with_name("partial"))
+    copies(directory, "partial")[0].with_name("chunks").unlink()
+    with start(s3, tmp_path / "second.log", "--disk-cache", str(directory)) as server:
+        assert text(server.until_ready()) == expected
+        assert re.search(r"1 file of 3 read from .* kB\), and .* kB of .* whose copies", server.output)
+        server.until(lambda: "2 files complete" in server.output)
+    assert len(copies(directory)) == 3
 
 
 def test_a_disk_that_is_full_costs_the_copy_and_one_line(s3: S3Server, tmp_path: Path, expected: str) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hotstart.engine.core import Engine
+    from hotstart.loading.afterwards import Afterwards
 
 DEFAULT_MAX_NUM_SEQS = 256
 _FEWEST_TOKENS = 64
@@ -120,6 +121,19 @@ def prepare(config: Config) -> Prepared:
         matched=matched,
         placement=placement,
     )
+
+
+def follow_up(prepared: Prepared, say: Callable[[int, str], None]) -> Afterwards | None:
+    """What compares a load and prepares the next one; None: nobody asked for it.
+
+    ``say`` takes a level of :mod:`logging` and a line. Raises StorageError.
+    """
+    load = prepared.config.load
+    if load.load_format == "dummy" or (load.verify != "digest" and load.disk_cache is None):
+        return None
+    from hotstart.loading.afterwards import Afterwards
+
+    return Afterwards(prepared.checkpoint, load, prepared.config.cache_root, say)
 
 
 def without_files(specs: list[WeightSpec], config: Config, files: ModelFiles) -> Matched:

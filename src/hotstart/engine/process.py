@@ -71,13 +71,13 @@ def _start(link: Link, torch: TorchImport) -> NoReturn:
     importing = timeline.begin("import torch", start=torch.began)
     config = decode(link.settings())
     os.environ.update(compiler_caches(config.cache_root, os.environ))
-    from hotstart.engine.assemble import build, prepare
+    from hotstart.engine.assemble import build, follow_up, prepare
 
     try:
         with timeline.phase("read headers"):
             prepared = prepare(config)
             weights = prepared.placement.weights(prepared, lambda done: timeline.progress(reading, done))
-            afterwards = _afterwards(prepared, link)
+            afterwards = follow_up(prepared, link.say)
     except HotstartError:
         # The frontend's checks meet the same problem, and report it together with all others.
         link.wait_for_go()
@@ -98,20 +98,6 @@ def _start(link: Link, torch: TorchImport) -> NoReturn:
         with timeline.phase("compare digests"):
             afterwards.confirm()
     _serve(link, prepared, built, timeline, afterwards)
-
-
-def _afterwards(prepared: Prepared, link: Link) -> Afterwards | None:
-    """What compares this load and prepares the next one, if anything does."""
-    load = prepared.config.load
-    if load.load_format == "dummy" or (load.verify != "digest" and load.disk_cache is None):
-        return None
-    from hotstart.loading.afterwards import Afterwards
-
-    def say(level: int, text: str) -> None:
-        with contextlib.suppress(PeerGone):
-            link.send(LogEvent(level, text))
-
-    return Afterwards(prepared.checkpoint, load, prepared.config.cache_root, say)
 
 
 def _serve(
@@ -302,6 +288,11 @@ class Link:
                 self._socket.sendall(data)
             except OSError:
                 raise PeerGone from None
+
+    def say(self, level: int, text: str) -> None:
+        """A line of the log; nothing where nobody listens any more."""
+        with contextlib.suppress(PeerGone):
+            self.send(LogEvent(level, text))
 
     def _receive(self, *, block: bool) -> bool:
         """Read what is there; False when there was nothing."""

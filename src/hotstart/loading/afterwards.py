@@ -225,18 +225,25 @@ class Afterwards:
         except OSError:
             return file.path, ""
 
-    def _read(self, name: str) -> str | None:
-        """A small file beside the weights; None: there is none."""
+    def _read(self, names: Sequence[str]) -> list[str | None]:
+        """Small files beside the weights; None: there is none of this name."""
+        from concurrent.futures import ThreadPoolExecutor
+
         folder = self._checkpoint.folder
         store = getattr(folder, "store", None)
-        if store is not None:
-            fetched = store.fetch(name, MAX_SUMS, optional=True)
-            return None if fetched is None else bytes(fetched.data).decode(errors="replace")
-        try:
-            with open(os.path.join(getattr(folder, "path", ""), name), errors="replace") as file:
-                return file.read(MAX_SUMS)
-        except OSError:
-            return None
+
+        def read(name: str) -> str | None:
+            if store is not None:
+                fetched = store.fetch(name, MAX_SUMS, optional=True)
+                return None if fetched is None else bytes(fetched.data).decode(errors="replace")
+            try:
+                with open(os.path.join(getattr(folder, "path", ""), name), errors="replace") as file:
+                    return file.read(MAX_SUMS)
+            except OSError:
+                return None
+
+        with ThreadPoolExecutor(min(32, len(names))) as pool:
+            return list(pool.map(read, names))
 
     def _needs(self, kept: _Kept) -> bool:
         file, begin, end = kept.file, kept.begin, kept.end

@@ -208,7 +208,7 @@ class CopyJob:
             self._sync()
 
     def _sync(self) -> None:
-        if self._unsynced and self._table is not None:
+        if self._unsynced and self._table is not None and not self.done:  # not after a discard
             os.fdatasync(self._fds[1])
             self._table.record(self._fds[2], self._unsynced)
             self._unsynced = []

@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -43,14 +43,14 @@ def parse_sums(text: str) -> dict[str, str]:
     A digest alone, as ``NAME.sha256`` often holds, has the empty name. Other lines are passed over.
     """
     found: dict[str, str] = {}
-    for line in text.splitlines():
-        line = line.rstrip()
+    for line in text.split("\n"):
+        line = line.rstrip("\r")
         if match := _GNU.fullmatch(line):
             escaped, digest, name = match.groups()
         elif match := _BSD.fullmatch(line):
             escaped, name, digest = match.groups()
-        elif _ALONE.fullmatch(line):
-            escaped, digest, name = "", line, ""
+        elif _ALONE.fullmatch(line.strip()):
+            escaped, digest, name = "", line.strip(), ""
         else:
             continue
         if escaped:
@@ -59,15 +59,18 @@ def parse_sums(text: str) -> dict[str, str]:
     return found
 
 
-def published(names: Iterable[str], read: Callable[[str], str | None]) -> dict[str, Expected]:
-    """What was published beside the files ``names``. ``read`` gives the text of a file, None: absent."""
-    sums = parse_sums(read(SUMS) or "")
-    found: dict[str, Expected] = {}
-    for name in names:
-        if name in sums:
-            found[name] = Expected(sums[name], SUMS)
-            continue
-        own = parse_sums(read(f"{name}.sha256") or "")
+def published(
+    names: Sequence[str], read: Callable[[Sequence[str]], Sequence[str | None]]
+) -> dict[str, Expected]:
+    """What was published beside the files ``names``. ``read`` gives texts of files, None for absent ones."""
+    sums = parse_sums(read([SUMS])[0] or "")
+    found = {name: Expected(sums[name], SUMS) for name in names if name in sums}
+    others = [name for name in names if name not in found]
+    if not others:
+        return found
+    texts = read([f"{name}.sha256" for name in others])
+    for name, text in zip(others, texts, strict=True):
+        own = parse_sums(text or "")
         # Whatever it calls the file: it may have been renamed together with it.
         digest = own.get(name, own.get("")) or (next(iter(own.values())) if len(own) == 1 else None)
         if digest is not None:
