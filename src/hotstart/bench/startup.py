@@ -132,15 +132,16 @@ def main(argv: Sequence[str]) -> int:
 
 def _report(values: dict[str, object], results: list[Runs], model: str) -> None:
     from hotstart.bench import report
+    from hotstart.config.output_file import write_output
 
     for runs in results:
         print(report.table(runs, model))
     if path := values.get("json"):
-        Path(str(path)).write_text(report.as_json(results, model), encoding="utf-8")
+        write_output("--json", str(path), report.as_json(results, model).encode())
     if path := values.get("png"):
         from hotstart.bench.waterfall import draw
 
-        draw(results, str(path))
+        write_output("--png", str(path), draw(results))
 
 
 def _directory(model: str | None) -> str:
