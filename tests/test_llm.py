@@ -230,7 +230,7 @@ def test_interrupt_leaves_an_engine_that_can_go_on(llm: LLM, monkeypatch: pytest
     [
         ({"no_such_setting": 1}, ConfigError, "LLM has no setting no_such_setting"),
         ({"max_model_len": 4096}, ConfigError, "longer than the model's context of 512 tokens"),
-        ({"kv_cache_memory_bytes": 1000}, DeviceError, "one request of --max-model-len 512 needs"),
+        ({"kv_cache_memory_bytes": 1000}, DeviceError, "one request of the model's whole context needs"),
         ({"kv_cache_memory_bytes": 1 << 60}, DeviceError, "is more than is free"),
     ],
     ids=["unknown", "context", "small-cache", "large-cache"],

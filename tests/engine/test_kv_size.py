@@ -84,7 +84,7 @@ def test_context_is_the_models_or_what_was_asked_never_less() -> None:
 def test_longest_context_that_fits_is_taken_when_asked_for() -> None:
     assert size(max_model_len=-1, model_max_len=4096).max_model_len == 4096
     assert size(max_model_len=-1, model_max_len=1_000_000).max_model_len == 64_992
-    with pytest.raises(DeviceError, match="one request of --max-model-len 16 needs"):
+    with pytest.raises(DeviceError, match="one request of 16 tokens needs"):
         size(max_model_len=-1, limit=2 * GB)
 
 
@@ -136,9 +136,14 @@ def test_error_carries_arithmetic_and_exit_code() -> None:
         size(limit=3 * GB)
     assert error.value.exit_code == 5
     assert str(error.value).startswith(
-        "one request of --max-model-len 4096 needs 410 MB of KV cache (4096 tokens x 100000 bytes), and "
+        "one request of the model's whole context needs 410 MB of KV cache (4096 tokens x 100000 bytes), and "
         "200 MB are left on the GPU: 3.00 GB (machine) x 0.9 = 2.70 GB"
     )
+
+
+def test_error_names_the_flag_only_where_it_was_given() -> None:
+    with pytest.raises(DeviceError, match="^one request of --max-model-len 4095 needs"):
+        size(limit=3 * GB, max_model_len=4095)
 
 
 def test_memory_that_others_hold_is_not_had_by_a_higher_share() -> None:

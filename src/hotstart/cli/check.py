@@ -357,6 +357,7 @@ def fits_here(config: Config, report: Report) -> str:
     from hotstart.engine.placement import place
 
     assert report.files is not None
+    from hotstart.device import host
     assert report.checkpoint is not None
     assert report.family is not None
     assert report.geometry is not None
@@ -383,6 +384,9 @@ def fits_here(config: Config, report: Report) -> str:
 
 
 def _try_port(http: HttpConfig) -> str:
+    threads, cores = config.device.threads, host.cores()
+    if threads is not None and threads > cores:  # they wait for each other some 150 times a token
+        report.warn("device", f"--threads {threads} on {count(cores, 'core')} is slower than leaving it out")
     """Listen for a moment, just as serve would. Raises ConfigError that names who holds the port."""
     from hotstart.cli.bind import UnixPath, bind, url
 

@@ -132,8 +132,11 @@ def kv_size(
         wanted = min(wanted, max(tokens, block_size))
     if tokens < wanted:
         kv = -(-wanted // block_size) * block
+        longest = {None: "the model's whole context", -1: f"{wanted} tokens"}.get(
+            max_model_len, f"--max-model-len {wanted}"
+        )
         found = (
-            f"one request of --max-model-len {wanted} needs {format_size(kv)} of KV cache "
+            f"one request of {longest} needs {format_size(kv)} of KV cache "
             f"({wanted} tokens x {need.kv_per_token} bytes), and {format_size(size)} are left on "
             f"{memory.name}: {arithmetic}"
         )
