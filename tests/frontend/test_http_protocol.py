@@ -33,6 +33,14 @@ def closed(connection: socket.socket) -> bool:
     return True
 
 
+def test_a_client_is_logged_by_its_own_address(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "uvicorn.access"):
+        with server.client() as client:
+            assert client.get("/ping").status_code == 200
+    [line] = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
+    assert line.startswith("127.0.0.1:")
+
+
 def test_a_flood_of_pipelined_requests_ends_the_connection(server: Running) -> None:
     with connect(server) as connection:
         with contextlib.suppress(ConnectionError):

@@ -59,6 +59,9 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected; it is turned away when descriptors are about to run out."""
         super().connection_made(transport)
+        if self.client is not None:
+            # An IPv4 address on a socket for both families; trusted proxies are listed in their own form.
+            self.client = self.client[0].removeprefix("::ffff:"), self.client[1]
         # The kernel gives out the lowest free number, so a high one means that all below are taken.
         number = transport.get_extra_info("socket").fileno()
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
