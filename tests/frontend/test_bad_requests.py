@@ -119,6 +119,8 @@ def test_a_wrong_message_is_named(server: Running, messages: Any, param: str) ->
         ("/v1/completions", "best_of", 2),
         ("/v1/completions", "use_beam_search", True),
         ("/v1/completions", "guided_regex", "a+"),
+        ("/v1/completions", "guided_whitespace_pattern", " ?"),
+        ("/v1/chat/completions", "guided_decoding_backend", "xgrammar"),
         ("/v1/completions", "truncate_prompt_tokens", 5),
         ("/v1/chat/completions", "tools", [{"type": "function", "function": {"name": "f"}}]),
         ("/v1/chat/completions", "tool_choice", "required"),
@@ -145,6 +147,7 @@ def test_what_is_not_supported_is_refused_by_name(server: Running, path: str, fi
         {"response_format": {"type": "text"}},
         {"best_of": 1},
         {"use_beam_search": False},
+        {"guided_decoding_backend": None, "guided_whitespace_pattern": ""},
     ],
 )
 def test_neutral_values_of_unsupported_fields_are_accepted_without_a_word(
