@@ -146,6 +146,11 @@ def run_checks(
                 report.ok("device", device(config, report))
         else:
             report.skip("device", "needs a model and its weights")
+    if config.http.ssl_certfile is not None:
+        from hotstart.cli.tls import check_tls
+
+        with report.check("tls"):
+            report.ok("tls", check_tls(config.http))
     if port:
         with report.check("port"):
             report.ok("port", _try_port(config.http))
@@ -352,12 +357,12 @@ def _dtypes(config: Config, report: Report, matched: Matched) -> str:
 
 def fits_here(config: Config, report: Report) -> str:
     """The engine's own arithmetic, so that check and serve cannot disagree."""
+    from hotstart.device import host
     from hotstart.device.choose import choose
     from hotstart.engine.assemble import Prepared, size_kv
     from hotstart.engine.placement import place
 
     assert report.files is not None
-    from hotstart.device import host
     assert report.checkpoint is not None
     assert report.family is not None
     assert report.geometry is not None
@@ -379,14 +384,14 @@ def fits_here(config: Config, report: Report) -> str:
             f"piece, prefixes are reused in steps of {used} tokens, and --num-gpu-blocks-override counts "
             "these",
         )
+    threads, cores = config.device.threads, host.cores()
+    if threads is not None and threads > cores:  # they wait for each other some 150 times a token
+        report.warn("device", f"--threads {threads} on {count(cores, 'core')} is slower than leaving it out")
     size = size_kv(prepared)
     return f"fits: KV cache of {size.tokens} tokens (--kv-cache-memory-bytes={size.bytes}): {size.reason}"
 
 
 def _try_port(http: HttpConfig) -> str:
-    threads, cores = config.device.threads, host.cores()
-    if threads is not None and threads > cores:  # they wait for each other some 150 times a token
-        report.warn("device", f"--threads {threads} on {count(cores, 'core')} is slower than leaving it out")
     """Listen for a moment, just as serve would. Raises ConfigError that names who holds the port."""
     from hotstart.cli.bind import UnixPath, bind, url
 
