@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import logging
     import socket
     import threading
-    from collections.abc import Iterator
     from types import FrameType
     from typing import NoReturn
 
@@ -277,8 +276,7 @@ class _Server:
             log.info("start timeline\n%s", startup_table(self.timeline))
         cache = self.config.cache
         given = cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override
-        for line in _kv_cache_lines(ready, computed=not given):
-            log.info("KV cache: %s", line)
+        log.info("KV cache: %s", _kv_cache_line(ready, computed=not given))
         if self.config.log.startup_json:
             try:
                 write_startup_json(self.timeline, self.config.log.startup_json)
@@ -295,25 +293,20 @@ class _Server:
         log.info("ready after %s", format_seconds(took))
 
 
-def _kv_cache_lines(ready: Ready, *, computed: bool) -> Iterator[str]:
+def _kv_cache_line(ready: Ready, *, computed: bool) -> str:
     """How large, and why. On a CPU the size is a bound: pages appear when tokens are written."""
     from hotstart.units import format_size
 
-    size = f"{format_size(ready.kv_cache_bytes)}, {ready.kv_cache_tokens} tokens"
-    if ready.device.startswith("cpu"):
-        yield (
-            f"at most {size}, which take memory only as they are written; "
-            "for less: --kv-cache-memory-bytes=SIZE"
-        )
-    else:
-        yield size
-    if computed:
-        yield (
-            f"{ready.kv_cache_reason}; to skip the computation next time: "
-            f"--kv-cache-memory-bytes={ready.kv_cache_bytes}"
-        )
-    else:
-        yield ready.kv_cache_reason
+    size = f"{format_size(ready.kv_cache_bytes)} ({ready.kv_cache_tokens} tokens)"
+    on_cpu = ready.device.startswith("cpu")
+    if on_cpu:
+        size = f"taken as tokens are written, up to {size}"
+    if not computed:
+        return f"{size}, {ready.kv_cache_reason}"
+    flag = f"--kv-cache-memory-bytes={ready.kv_cache_bytes}"
+    if on_cpu:
+        return f"{size}; this bound, or a lower one, as a flag: {flag}"
+    return f"{size}: {ready.kv_cache_reason}; to skip the computation next time: {flag}"
 
 
 def _log() -> logging.Logger:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
+from hotstart.checkpoint.wording import count
 from hotstart.config.settings import Config
 from hotstart.errors import ConfigError, EngineError
 from hotstart.frontend.app import create_app
@@ -202,9 +203,11 @@ class _Lifecycle:
             return self._failed()
         timeout = frontend.config.http.shutdown_timeout
         active = frontend.gate.active
-        waits = (
-            f"requests that run may finish within {timeout:g} s: {active}" if active else "no request runs"
-        )
+        waits = "no request runs"
+        if active:
+            waits = (
+                f"{count(active, 'request')} may finish within {timeout:g} s; a second signal cuts them off"
+            )
         log.info("stopping on %s: %s", self._signals[0].name, waits)
         idle = asyncio.ensure_future(frontend.gate.idle())
         idle.add_done_callback(lambda _: self.wake())
@@ -220,6 +223,11 @@ class _Lifecycle:
         self.at_once = len(self._signals) > 1
         if not startup.stop():
             return self._failed()
+        if cut := frontend.gate.active:
+            why = (
+                f"a second signal, {self._signals[1].name}" if self.at_once else f"{timeout:g} s have passed"
+            )
+            log.warning("%s: %s cut off", why, count(cut, "request"))
         frontend.client.fail_all(frontend.gate.closed())
         return 0
 
