@@ -262,7 +262,9 @@ class _Reading:
         except ValueError:
             shown = use.shown()
             found = f"{use} is {shown}" if shown else f"{use} has no value"
-            self._problem(found, expected=row.kind.expects)
+            near = row.kind.nearest(use.words[-1] if use.words else str(use.value))
+            advice = f"Did you mean {near}?" if near else ""
+            self._problem(found, expected=row.kind.expects, advice=advice)
             return
         if reason := row.refusal(value):
             self._refuse(use, *reason)

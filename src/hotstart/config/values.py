@@ -29,6 +29,10 @@ class Kind:
             raise ValueError
         return text
 
+    def nearest(self, text: str) -> str:
+        """The value that ``text`` was probably meant to be; empty: nobody knows."""
+        return ""
+
     def convert(self, value: object) -> object:
         """Read a value of a YAML file. Raises ``ValueError``."""
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
@@ -63,6 +67,13 @@ class Choice(Kind):
         if word not in self.words:
             raise ValueError
         return word
+
+    def nearest(self, text: str) -> str:
+        """The most similar word."""
+        from difflib import get_close_matches
+
+        near = get_close_matches(text.lower(), [*self.words, *self._also], n=1, cutoff=0.5)
+        return near[0] if near else ""
 
 
 class Switch(Kind):
