@@ -53,7 +53,7 @@ class Chat:
             kwargs["reasoning_effort"] = request.reasoning_effort
         continues = bool(request.continue_final_message)
         prompt = render_prompt(
-            checked,
+            checked.text,
             request.messages,
             add_generation_prompt=request.add_generation_prompt is not False,
             continue_final_message=continues,
