@@ -13,6 +13,8 @@ from typing import Annotated, Any, cast
 
 from msgspec import Meta, Struct, ValidationError, convert, structs
 
+from hotstart.checkpoint.base import ModelFiles
+from hotstart.checkpoint.files import load_model_files, overrides_of
 from hotstart.cli.check import directory_of
 from hotstart.config.keywords import config_of
 from hotstart.config.settings import Config
@@ -86,7 +88,7 @@ class LLM:
     def __init__(self, model: str | os.PathLike[str], **settings: Any) -> None:
         config = _resolved(config_of(model, settings))
         prepared = prepare(config)
-        self._text = load_text(prepared.files, config)
+        self._text = load_text(_text_files(config), config)
         self._template_kwargs = config.model.default_chat_template_kwargs
         import_plainly()
         weights = prepared.placement.weights(prepared, lambda done: None)
@@ -303,3 +305,12 @@ def _resolved(config: Config) -> Config:
     if config.load.expect_mount is not None:
         check_expected(config.load.expect_mount, path)
     return structs.replace(config, model=structs.replace(model, path=path))
+
+
+def _text_files(config: Config) -> ModelFiles:
+    """The small files, with the tokenizer's from where it is."""
+    model = config.model
+    tokenizer = None
+    if model.tokenizer is not None:
+        tokenizer = directory_of(config, model.tokenizer, model.tokenizer_revision)
+    return load_model_files(model.path, overrides=overrides_of(model), tokenizer=tokenizer)
