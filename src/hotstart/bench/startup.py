@@ -19,6 +19,7 @@ from hotstart.bench.floor import Floor, import_torch, measure_floor, measure_rea
 from hotstart.bench.launch import Server, Start, free_port, observe, split_command
 from hotstart.config.command import Command
 from hotstart.config.flags import Group, Positional, flag
+from hotstart.config.paths import absolute
 from hotstart.config.values import Choice, Number, Switch, Text, Whole
 from hotstart.errors import ConfigError, EngineError
 
@@ -148,7 +149,7 @@ def _directory(model: str | None) -> str:
     """The model's directory; empty when only ``--command`` is given."""
     if not model:
         return ""
-    path = os.path.abspath(os.path.expanduser(model))
+    path = absolute(model)
     if not os.path.isdir(path):
         raise ConfigError(
             f"{model} is no directory",

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
+from hotstart.config.paths import absolute
 from hotstart.errors import ConfigError, HotstartError, ModelError
 from hotstart.storage.access import read_error
 from hotstart.storage.mounts import container, mounts
@@ -66,7 +67,7 @@ def is_path(model: str) -> bool:
 
 
 def _directory(model: str) -> str:
-    path = os.path.abspath(os.path.expanduser(model))
+    path = absolute(model)
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):

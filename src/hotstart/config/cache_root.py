@@ -112,7 +112,10 @@ def _choose(flag: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
 def _absolute(path: str, environ: Mapping[str, str]) -> str:
     if path == "~" or path.startswith("~/"):
         path = _home(environ) + path[1:]
-    return os.path.abspath(path)
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:  # the working directory is gone: nothing can be written there, which is said
+        return path
 
 
 def _home(environ: Mapping[str, str]) -> str:
