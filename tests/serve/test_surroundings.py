@@ -50,3 +50,46 @@ def test_a_model_is_served_from_a_deleted_directory(tiny_model: Model, tmp_path:
             server.until_ready()
     finally:
         os.chdir(before)
+
+
+@pytest.mark.parametrize("limit", [6, 8, 12, 15, 16, 31])
+def test_too_few_files_are_one_error_with_both_numbers(limit: int, tiny_model: Model) -> None:
+    status, out, err = run("serve", str(tiny_model()), "--port", "0", shell=f"ulimit -n {limit}")
+    assert (status, out) == (2, "")
+    assert err.startswith(f"hotstart: configuration error: this process may open {limit} files (ulimit -n)")
+    assert "expected at least 32" in err
+    assert len(err.splitlines()) == 2
+
+
+def test_check_reports_too_few_files(tiny_model: Model) -> None:
+    status, out, _ = run("check", str(tiny_model()), "--port", "0", shell="ulimit -n 16")
+    assert status == 2
+    assert "fail  files " in out
+
+
+def test_check_warns_of_a_limited_address_space(tiny_model: Model) -> None:
+    status, out, _ = run("check", str(tiny_model()), "--port", "0", shell="ulimit -v 40000000")
+    assert status == 0
+    assert "warn  memory  " in out
+    assert "limited to 41.0 GB (ulimit -v)" in " ".join(out.split())
+
+
+def test_memory_that_a_limit_of_the_address_space_denies_is_explained_by_it(tiny_model: Model) -> None:
+    status, _, err = run("serve", str(tiny_model()), "--port", "0", shell="ulimit -v 300000")
+    assert status == 6
+    assert "limited to 307 MB (ulimit -v)" in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["serve", "--help"], ["check"]])
+def test_output_that_cannot_be_written_is_one_error(
+    words: list[str], tiny_model: Model, tmp_path: Path
+) -> None:
+    """A limit on the size of files stands for the full disk."""
+    if words == ["check"]:
+        words = ["check", str(tiny_model()), "--port", "0"]
+    status, _, err = run(*words, shell=f"ulimit -f 0; exec >{tmp_path}/out")
+    assert status == 4
+    assert "hotstart: storage error: standard output cannot be written: File too large" in err
+    assert "Traceback" not in err
+    assert "Exception ignored" not in err

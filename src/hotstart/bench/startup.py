@@ -133,10 +133,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _report(values: dict[str, object], results: list[Runs], model: str) -> None:
     from hotstart.bench import report
+    from hotstart.cli.main import say
     from hotstart.config.output_file import write_output
 
     for runs in results:
-        print(report.table(runs, model))
+        say(report.table(runs, model))
     if path := values.get("json"):
         write_output("--json", str(path), report.as_json(results, model).encode())
     if path := values.get("png"):

@@ -20,6 +20,8 @@ from hotstart.checkpoint.layout import describe, open_checkpoint
 from hotstart.checkpoint.refusals import no_directory
 from hotstart.checkpoint.resolve import is_path, resolve
 from hotstart.checkpoint.wording import count
+from hotstart.cli.limits import address_space
+from hotstart.cli.main import say
 from hotstart.errors import HotstartError, ProblemsFound, raise_all
 from hotstart.loading.options import LoaderOptions
 from hotstart.storage.access import check_directory, who
@@ -140,6 +142,8 @@ def run_checks(
         _check_weights(config, report)
         if text:
             _check_text(config, report)
+    if limit := address_space():
+        report.warn("memory", limit)
     if device is not None:
         if report.matched is not None:
             with report.check("device"):
@@ -160,9 +164,9 @@ def run_checks(
 def main(config: Config) -> int:
     """Print the report; returns 0, or the lowest exit code of the problems."""
     report = run_checks(config, device=fits_here, port=True)
+    _check_files(report)
     _check_cache(config, report)
-    print(render(report, config.model.model, columns=_columns()))
-    sys.stdout.flush()
+    say(render(report, config.model.model, columns=_columns()))
     return ProblemsFound(report.problems).exit_code if report.problems else 0
 
 
@@ -324,6 +328,15 @@ def _check_text(config: Config, report: Report) -> None:
             report.ok(
                 "text", f"tokenizer and chat template ({report.files.chat_template_source or 'as given'})"
             )
+
+
+def _check_files(report: Report) -> None:
+    """Serve asks before it checks anything."""
+    with report.check("files"):
+        from hotstart.cli.limits import raise_file_limit
+
+        if few := raise_file_limit():
+            report.warn("files", few)
 
 
 def _check_cache(config: Config, report: Report) -> None:

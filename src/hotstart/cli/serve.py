@@ -32,14 +32,11 @@ if TYPE_CHECKING:
 # Local checks take less than this. Importing the HTTP side at the same time would slow both down,
 # and a start that fails does not need it; a download takes longer, and its progress must be served.
 _CHECKS_ALONE_SECONDS = 0.4
-_FEW_FILES = 1024
-_MANY_FILES = 1 << 20
-"""What Linux allows a process at most unless it is told otherwise (fs.nr_open in proc_sys_fs(5))."""
 
 
 def run(parsed: Parsed) -> int:
     """Serve until stopped; returns the exit code. Raises what ended the start."""
-    engine = EngineProcess()
+    engine = _spawn()
     import signal
 
     server = _Server(parsed, engine)
@@ -74,6 +71,21 @@ def run(parsed: Parsed) -> int:
     return code
 
 
+def _spawn() -> EngineProcess:
+    try:
+        return EngineProcess()
+    except OSError as error:
+        reason = error.strerror or str(error)
+    from hotstart.cli import limits
+    from hotstart.errors import EngineError
+
+    limits.raise_file_limit()
+    raise EngineError(
+        f"the engine process cannot be started: {reason}",
+        advice="See the limits of this process (ulimit -a) and of its container",
+    )
+
+
 class _Server:
     """The frontend process before and after its event loop."""
 
@@ -105,10 +117,11 @@ class _Server:
             self._unix_path.remove()
 
     def run(self) -> int:
-        from hotstart.cli import bind, logs
+        from hotstart.cli import bind, limits, logs
         from hotstart.cli.progress import Progress, Screen
         from hotstart.errors import raise_all
 
+        few_files = limits.raise_file_limit()
         config = self.config
         terminal = sys.stderr.isatty() and config.log.log_format == "text"
         screen = Screen(sys.stderr) if terminal else None
@@ -123,7 +136,8 @@ class _Server:
         for note in self.notes:
             log.info("%s", note)
         _warn_loopback(config, listening[0])
-        _raise_file_limit()
+        if few_files:
+            log.warning("%s", few_files)
         self.progress = Progress(self.timeline, screen=screen, enabled=config.log.use_tqdm_on_load)
         self.progress.start()
         import threading
@@ -319,23 +333,6 @@ def _version() -> str:
     from hotstart import __version__
 
     return __version__
-
-
-def _raise_file_limit() -> None:
-    """As many descriptors as are allowed: each connection takes one, and 1024 is a common default."""
-    import contextlib
-    import resource
-
-    unlimited = resource.RLIM_INFINITY
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # A soft limit above fs.nr_open is refused, and "unlimited" is above it.
-    wanted = _MANY_FILES if hard == unlimited else min(hard, _MANY_FILES)
-    if soft != unlimited and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if soft != unlimited and soft < _FEW_FILES:
-        _log().warning("at most %d files and connections may be open (ulimit -n); more are refused", soft)
 
 
 def _warn_loopback(config: Config, listening: socket.socket) -> None:
