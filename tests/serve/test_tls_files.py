@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,14 @@ def test_serve_ends_at_once_with_the_files_named(model: Path, files: Path) -> No
     assert code == 2
     assert "other.pem" in output
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("flag", ["--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs"])
+def test_a_pipe_is_refused_instead_of_waited_at(
+    flag: str, model: Path, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    given = [*flags(files, "cert.pem", "key.pem"), "--ssl-ca-certs", str(files / "ca.pem")]
+    given[given.index(flag) + 1] = str(tmp_path / "pipe")
+    assert main(["check", str(model), "--port", "0", *given]) == 2
+    assert f"{flag} {tmp_path}/pipe cannot be read: it is no regular file" in capsys.readouterr().out

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import ssl
+import stat
 
 from hotstart.config.settings import HttpConfig
 from hotstart.errors import ConfigError, HotstartError, raise_all
@@ -25,8 +28,7 @@ def check_tls(http: HttpConfig) -> str:
 
 def _problems(flag: str, path: str, *, certificates: bool) -> list[HotstartError]:
     try:
-        with open(path, "rb") as file:
-            file.read(1)
+        _read_a_byte(path)
         if certificates:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(path)
     except ssl.SSLError as error:
@@ -38,6 +40,18 @@ def _problems(flag: str, path: str, *, certificates: bool) -> list[HotstartError
     except OSError as error:
         return [ConfigError(f"{flag} {path} cannot be read: {error.strerror}", expected="a PEM file")]
     return []
+
+
+def _read_a_byte(path: str) -> None:
+    """Raises OSError. OpenSSL opens the file by its name, more than once, and would wait at a pipe."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        os.read(fd, 1)
+    finally:
+        os.close(fd)
 
 
 def _load(certificates: str, key: str) -> None:
