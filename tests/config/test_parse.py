@@ -118,7 +118,7 @@ def test_one_value_can_be_written_in_many_ways(words: list[str], field: str, val
         ["--port", "-1"], ["--port", "65536"], ["--port", "http"], ["--port"], ["--port="],
         ["--gpu-memory-utilization", "0"], ["--gpu-memory-utilization", "1.01"],
         ["--gpu-memory-utilization", "nan"], ["--gpu-memory-utilization", "inf"],
-        ["--max-model-len", "0"], ["--max-model-len", "-2"], ["--max-model-len", "1.5"],
+        ["--max-model-len", "0"], ["--max-model-len", "1"], ["--max-model-len", "-2"], ["--max-model-len", "1.5"],
         ["--max-num-seqs", "0"], ["--max-num-batched-tokens", "-5"], ["--block-size", "0"],
         ["--kv-cache-memory-bytes", "0"], ["--kv-cache-memory-bytes", "5 apples"],
         ["--shutdown-timeout", "-1"], ["--shutdown-timeout", "inf"], ["--dtype", "int8"],

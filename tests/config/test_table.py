@@ -107,7 +107,7 @@ def sample(row: Flag) -> list[str]:
     if isinstance(kind, Size):
         return ["1GiB"]
     if isinstance(kind, Whole):
-        return ["3" if row.only else "1"]
+        return ["3" if row.only or row.to == "model.max_model_len" else "1"]
     return ["zzz"]
 
 

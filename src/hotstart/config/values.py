@@ -105,11 +105,18 @@ class Whole(Kind):
 
     metavar = "N"
 
-    def __init__(self, low: int, high: int | None = None, *, words: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        low: int,
+        high: int | None = None,
+        *,
+        words: Mapping[str, int] | None = None,
+        why: str = "",
+    ) -> None:
         self._low, self._high = low, high
         self._words = words or {}
         bound = f"{low} or more" if high is None else f"from {low} to {high}"
-        self.expects = f"a whole number, {bound}"
+        self.expects = f"a whole number, {bound}" + (f" ({why})" if why else "")
         if self._words:
             self.expects += ", or " + ", ".join(self._words)
 
