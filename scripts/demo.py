@@ -61,10 +61,14 @@ def serve_command(model: Path, *flags: str) -> list[str]:
 def prepared() -> Path:
     """The directory of the converted model, made when it is not there."""
     root = resolve(None, os.environ)
-    if not root.writable:
-        raise SystemExit(f"demo: {root.reason}")
     model = Path(root.path) / "demo" / NAME
     if not (model / "model.safetensors").exists():
+        if not root.writable:
+            where = f"{root.path} cannot be written: " if root.path else ""
+            raise SystemExit(
+                f"demo: there is no place for the model ({where}{root.obstacle}); "
+                "set HOTSTART_CACHE_ROOT to a directory that can be written"
+            )
         model.parent.mkdir(parents=True, exist_ok=True)
         # A neighbour of the target, so that the rename at the end is atomic.
         with tempfile.TemporaryDirectory(prefix=".making-", dir=model.parent) as folder:
