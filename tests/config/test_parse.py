@@ -118,7 +118,8 @@ def test_one_value_can_be_written_in_many_ways(words: list[str], field: str, val
         ["--port", "-1"], ["--port", "65536"], ["--port", "http"], ["--port"], ["--port="],
         ["--gpu-memory-utilization", "0"], ["--gpu-memory-utilization", "1.01"],
         ["--gpu-memory-utilization", "nan"], ["--gpu-memory-utilization", "inf"],
-        ["--max-model-len", "0"], ["--max-model-len", "1"], ["--max-model-len", "-2"], ["--max-model-len", "1.5"],
+        ["--max-model-len", "0"], ["--max-model-len", "-2"], ["--max-model-len", "1.5"],
+        ["--max-model-len", "1"],
         ["--max-num-seqs", "0"], ["--max-num-batched-tokens", "-5"], ["--block-size", "0"],
         ["--kv-cache-memory-bytes", "0"], ["--kv-cache-memory-bytes", "5 apples"],
         ["--shutdown-timeout", "-1"], ["--shutdown-timeout", "inf"], ["--dtype", "int8"],
@@ -231,6 +232,18 @@ def test_a_medium_is_no_load_format(medium: str) -> None:
     [
         (["--uds", "/tmp/s", "--port", "80"], "--uds is given and --port too"),
         (["--ssl-certfile", "a.pem"], "both --ssl-certfile and --ssl-keyfile"),
+        (
+            ["--ssl-certfile", "a", "--ssl-keyfile", "b", "--ssl-cert-reqs", "2"],
+            "--ssl-cert-reqs 2 is given without authorities",
+        ),
+        (
+            ["--ssl-certfile", "a", "--ssl-keyfile", "b", "--ssl-ca-certs", "c"],
+            "--ssl-ca-certs is given, and clients are not asked",
+        ),
+        (
+            ["--ssl-ca-certs", "c", "--ssl-cert-reqs", "2"],
+            "--ssl-ca-certs is given without a certificate",
+        ),
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "is less than --max-num-seqs 64"),
         (
             ["--no-enable-chunked-prefill", "--long-prefill-token-threshold", "32"],

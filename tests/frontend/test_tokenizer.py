@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import tokenizers
 
@@ -138,12 +139,8 @@ def test_an_entry_of_a_wrong_type_is_named_with_its_file(
     tokenizer: tokenizers.Tokenizer, tmp_path: Path, file: str, entry: str, value: dict[str, Any]
 ) -> None:
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    files = ModelFiles(
-        path=str(tmp_path),
-        config={},
-        tokenizer_json=str(tmp_path / "tokenizer.json"),
-        **{file.removesuffix(".json"): value},
-    )
+    files = ModelFiles(path=str(tmp_path), config={}, tokenizer_json=str(tmp_path / "tokenizer.json"))
+    files = msgspec.structs.replace(files, **{file.removesuffix(".json"): value})
     with pytest.raises(ModelError) as error:
         load_tokenizer(files)
     assert error.value.found.startswith(f"{file} sets {entry} to ")

@@ -242,6 +242,10 @@ class _Reading:
         ]
         if not named or not named[-1].words:
             return []
+        if len(named) > 1:
+            files = [" ".join(use.words) for use in named]
+            self._problem(f"{named[0]} is given {len(named)} times: {_listed(files)}", expected="one file")
+            return []
         from hotstart.config.file import read_uses
 
         uses, problems = read_uses(self.command, named[-1].words[-1])
