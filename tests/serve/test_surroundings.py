@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hotstart
-from running_server import DEADLINE, RunningServer
+from running_server import DEADLINE, RunningServer, engines_of
 
 Model = Callable[..., Path]
 
@@ -93,3 +93,22 @@ def test_output_that_cannot_be_written_is_one_error(
     assert "hotstart: storage error: standard output cannot be written: File too large" in err
     assert "Traceback" not in err
     assert "Exception ignored" not in err
+
+
+ENDED_WHILE_SPAWNING = """
+import os, signal, sys
+from hotstart.cli import main, serve
+class Spawned(serve.EngineProcess):
+    def __init__(self):
+        super().__init__()
+        os.kill(os.getpid(), signal.SIGTERM)
+serve.EngineProcess = Spawned
+sys.exit(main.main(["serve", sys.argv[1], "--port", "0"]))
+"""
+
+
+def test_sigterm_while_the_engine_is_spawned_ends_both(tiny_model: Model) -> None:
+    command = [sys.executable, "-c", ENDED_WHILE_SPAWNING, str(tiny_model())]
+    with subprocess.Popen(command, env={**os.environ, **HERE}) as process:
+        assert process.wait(DEADLINE) == 143
+        assert not engines_of(process.pid)

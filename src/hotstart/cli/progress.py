@@ -162,7 +162,7 @@ def ended_line(phase: Phase, origin: float) -> str:
         )
     else:
         text = format_seconds(seconds)
-    done = format_seconds((time.monotonic() if phase.end is None else phase.end) - origin)
+    done = format_seconds(max(0.0, (time.monotonic() if phase.end is None else phase.end) - origin))
     return f"{phase.name}: {text}, done at {done}" + (f", {phase.detail}" if phase.detail else "")
 
 

@@ -7,6 +7,7 @@ a thread of their own: when they pass the engine is told to read, when they fail
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # built in; signal itself costs what delays the engine
 import os
 import sys
 
@@ -36,6 +37,8 @@ _CHECKS_ALONE_SECONDS = 0.4
 
 def run(parsed: Parsed) -> int:
     """Serve until stopped; returns the exit code. Raises what ended the start."""
+    held_back = (2, 15)  # SIGINT, SIGTERM: until there is somebody to end the engine
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, held_back)
     engine = _spawn()
     import signal
 
@@ -50,6 +53,7 @@ def run(parsed: Parsed) -> int:
     # Until the event loop takes the signals over.
     signal.signal(signal.SIGTERM, end_at_once)
     signal.signal(signal.SIGINT, end_at_once)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, held_back)
     try:
         code = server.run()
     except Exception as error:
