@@ -48,9 +48,13 @@ def flags(files: Path, certificate: str, key: str) -> list[str]:
     return ["--ssl-certfile", str(files / certificate), "--ssl-keyfile", str(files / key)]
 
 
+def authorities(files: Path, name: str) -> list[str]:
+    return ["--ssl-ca-certs", str(files / name), "--ssl-cert-reqs", "2"]
+
+
 def test_a_certificate_and_its_key_pass(model: Path, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = flags(files, "cert.pem", "key.pem")
-    assert main(["check", str(model), "--port", "0", *given, "--ssl-ca-certs", str(files / "ca.pem")]) == 0
+    assert main(["check", str(model), "--port", "0", *given, *authorities(files, "ca.pem")]) == 0
     assert f"{files}/cert.pem and its key {files}/key.pem" in capsys.readouterr().out
 
 
@@ -85,7 +89,7 @@ def test_check_names_the_file_that_cannot_be_used(
 def test_authorities_that_are_no_certificates_are_named(
     model: Path, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [*flags(files, "cert.pem", "key.pem"), "--ssl-ca-certs", str(files / "text.pem")]
+    given = [*flags(files, "cert.pem", "key.pem"), *authorities(files, "text.pem")]
     assert main(["check", str(model), "--port", "0", *given]) == 2
     assert f"--ssl-ca-certs {files}/text.pem holds no usable certificate" in capsys.readouterr().out
 
@@ -112,7 +116,7 @@ def test_a_pipe_is_refused_instead_of_waited_at(
     flag: str, model: Path, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
-    given = [*flags(files, "cert.pem", "key.pem"), "--ssl-ca-certs", str(files / "ca.pem")]
+    given = [*flags(files, "cert.pem", "key.pem"), *authorities(files, "ca.pem")]
     given[given.index(flag) + 1] = str(tmp_path / "pipe")
     assert main(["check", str(model), "--port", "0", *given]) == 2
     assert f"{flag} {tmp_path}/pipe cannot be read: it is no regular file" in capsys.readouterr().out
