@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import re
 from collections.abc import Iterator
@@ -219,6 +220,15 @@ def test_a_form_is_not_json(server: Running) -> None:
         answer = client.post("/v1/completions", data={"prompt": "the"})
     assert answer.status_code == 415
     assert "application/json" in answer.json()["error"]["message"]
+
+
+def test_a_compressed_body_is_no_supported_type(server: Running) -> None:
+    body = gzip.compress(b'{"prompt": "the"}')
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    with server.client() as client:
+        answer = client.post("/v1/completions", content=body, headers=headers)
+    assert answer.status_code == 415
+    assert "Content-Encoding gzip" in answer.json()["error"]["message"]
 
 
 def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers(server: Running) -> None:
