@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import ssl
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
+
+from hotstart.frontend import server as server_module
 
 from .conftest import Launch, Running
 from .fake_engine import PATIENCE
@@ -86,3 +89,26 @@ def test_a_client_that_leaves_over_https_frees_its_request(
             connection.sendall(request * further)
         leave(connection)
         assert secured.engine.next_abort() == [running.id]
+
+
+def connect(server: Running) -> socket.socket:
+    host, port = server.url.removeprefix("https://").split(":")
+    return socket.create_connection((host, int(port)), PATIENCE)
+
+
+def test_a_client_that_never_begins_the_handshake_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 0.05)
+    secured: Running = request.getfixturevalue("secured")
+    with connect(secured) as connection:
+        assert connection.recv(1) == b""
+
+
+def test_a_client_is_refused_before_the_handshake_when_files_are_short(
+    secured: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (8, 8))
+    with connect(secured) as connection:
+        assert connection.recv(1) == b""
+    assert "refused 1 connection: nearly all of the 8 files" in caplog.text

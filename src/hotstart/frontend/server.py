@@ -22,12 +22,13 @@ from hotstart.frontend.engine_client import EngineClient
 from hotstart.frontend.engine_writer import EngineWriter
 from hotstart.frontend.errors import ApiError
 from hotstart.frontend.gate import Gate
-from hotstart.frontend.http_protocol import HttpProtocol
+from hotstart.frontend.http_protocol import HttpProtocol, ServerState
 from hotstart.frontend.liveness import Liveness
 from hotstart.frontend.metrics import Metrics
 from hotstart.frontend.rehearsal import rehearse
 from hotstart.frontend.startup import Startup, State
 from hotstart.frontend.stats_log import StatsLog
+from hotstart.frontend.tls import HANDSHAKE_SECONDS, server_context
 from hotstart.timeline import Timeline
 
 log = logging.getLogger("hotstart.frontend")
@@ -260,26 +261,47 @@ class _HttpServer(uvicorn.Server):
                 proxy_headers=True,
                 timeout_graceful_shutdown=_CLOSE_GRACE,
                 timeout_keep_alive=75,
-                ssl_keyfile=config.ssl_keyfile,
-                ssl_certfile=config.ssl_certfile,
-                ssl_ca_certs=config.ssl_ca_certs,
-                ssl_cert_reqs=config.ssl_cert_reqs,
             )
         )
         try:
             self.config.load()
+            self.server_state: ServerState = ServerState(asyncio.get_running_loop())
+        except OSError as error:
+            raise ConfigError(
+                f"the HTTP server cannot be set up: {error.strerror or error}",
+                advice="If files are short, raise the limit (ulimit -n)",
+            ) from None
+        try:
+            self._tls = server_context(config, self.server_state.descriptors)
         except OSError as error:  # ssl.SSLError is one
-            if config.ssl_certfile is None and config.ssl_keyfile is None:
-                raise ConfigError(
-                    f"the HTTP server cannot be set up: {error.strerror or error}",
-                    advice="If files are short, raise the limit (ulimit -n)",
-                ) from None
             raise ConfigError(
                 f"--ssl-certfile {config.ssl_certfile} and --ssl-keyfile {config.ssl_keyfile} "
                 f"cannot be used: {error.strerror or error}",
                 expected="a PEM certificate chain and its key",
             ) from None
         self._stop = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept on ``sockets``; uvicorn's own way knows no time limit for the handshake."""
+        await super().startup([])
+
+        def protocol() -> HttpProtocol:
+            return HttpProtocol(self.config, self.server_state, self.lifespan.state)
+
+        for listener in sockets or ():
+            server = await asyncio.get_running_loop().create_server(
+                protocol,
+                sock=listener,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if self._tls else None,
+                backlog=self.config.backlog,
+            )
+            self.servers.append(server)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the connections; none is watched afterwards."""
+        await super().shutdown(sockets)
+        self.server_state.hangups.close()
 
     def stop(self, *, at_once: bool) -> None:
         """Close the listeners, then the connections; ``at_once``: without waiting for them."""
