@@ -9,8 +9,10 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
+import hub_stand_in
 import tiny_models
 from checkpoint_files import write_model
+from engine_faults import SLOW_CHECKS, frontend_fault
 from hotstart.cli.main import main
 from running_server import run_to_end
 
@@ -109,6 +111,28 @@ def test_serve_ends_at_once_with_the_files_named(model: Path, files: Path) -> No
     assert code == 2
     assert "other.pem" in output
     assert "Traceback" not in output
+
+
+def test_serve_reports_a_bad_key_with_everything_else_however_long_the_checks_take(
+    model: Path, files: Path, tmp_path: Path
+) -> None:
+    given = [
+        *flags(files, "cert.pem", "encrypted.pem"),
+        "--override-generation-config",
+        '{"temperature": -1}',
+    ]
+    code, output = run_to_end(model, *given, env=frontend_fault(tmp_path, SLOW_CHECKS))
+    assert code == 2
+    assert "encrypted.pem is encrypted" in output
+    assert "sets temperature to -1" in output
+
+
+def test_a_download_does_not_begin_with_files_that_cannot_be_served_with(files: Path, tmp_path: Path) -> None:
+    with hub_stand_in.serve(hub_stand_in.Hub("org/tiny", {"config.json": b"{}"})) as hub:
+        env = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)}
+        code, output = run_to_end("org/tiny", *flags(files, "cert.pem", "other.pem"), env=env)
+    assert (code, hub.requests) == (2, [])
+    assert "other.pem" in output
 
 
 @pytest.mark.parametrize("flag", ["--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certs"])

@@ -154,6 +154,8 @@ class _Server:
         self._checks = threading.Thread(target=self._check, name="checks", daemon=True)
         self._checks.start()
         self._checks.join(timeout=_CHECKS_ALONE_SECONDS)
+        if self.checking and not self._tls_is_usable():
+            self._checks.join()  # they look at the same files, and report all problems together
         code = 0
         if not startup.failed:
             with self.timeline.phase("import HTTP server"):
@@ -249,6 +251,22 @@ class _Server:
             )
         )
 
+    def _tls_is_usable(self) -> bool:
+        """Whether the HTTP side can be set up with the files of ``--ssl-*``."""
+        from hotstart.errors import HotstartError
+
+        try:
+            self._check_tls()
+        except HotstartError:
+            return False
+        return True
+
+    def _check_tls(self) -> None:
+        if self.config.http.ssl_certfile is not None:
+            from hotstart.cli.tls import check_tls
+
+            check_tls(self.config.http)
+
     def _directory(self) -> str:
         """The model's directory; a hub name is downloaded in a phase of its own."""
         from hotstart.checkpoint.resolve import is_path
@@ -263,6 +281,7 @@ class _Server:
                 if self.config.load.expect_mount is None:
                     raise
                 return ""  # the mount is the likelier cause: the checks look at it and report both
+        self._check_tls()  # a download may take hours, and be served with these files meanwhile
         with self.timeline.phase("download") as phase:
 
             def report(done: int, total: int) -> None:
