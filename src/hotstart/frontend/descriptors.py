@@ -28,13 +28,14 @@ class Descriptors:
     def refuse(self, number: int | None = None) -> bool:
         """Whether a new connection is one too many, which is counted and logged.
 
-        ``number`` is its descriptor; None where that is not known, which costs opening a file.
+        ``number`` is its descriptor; None where that is not known, which costs a few system calls.
         """
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if limit == resource.RLIM_INFINITY:
             return False
         # The kernel gives out the lowest free number, so a high one means that all below are taken.
-        if (_next_number() if number is None else number) < limit - min(_RESERVE, limit // 8):
+        reserve = min(_RESERVE, limit // 8)
+        if not (_reserve_is_used(limit, reserve) if number is None else number >= limit - reserve):
             return False
         self._refused += 1
         if (now := time.monotonic()) - self._warned >= _WARN_SECONDS:
@@ -48,10 +49,23 @@ class Descriptors:
         return True
 
 
-def _next_number() -> int:
+def _reserve_is_used(limit: int, reserve: int) -> bool:
+    # Numbers below may be free again when one of the last is looked at, though not many.
+    return _lowest_free() >= limit - 2 * reserve and any(map(_is_open, range(limit - reserve, limit)))
+
+
+def _lowest_free() -> int:
     try:
         number = os.open(os.devnull, os.O_RDONLY)
     except OSError as error:
         return sys.maxsize if error.errno in (errno.EMFILE, errno.ENFILE) else 0
     os.close(number)
     return number
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
