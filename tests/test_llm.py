@@ -233,6 +233,9 @@ def test_interrupt_leaves_an_engine_that_can_go_on(llm: LLM, monkeypatch: pytest
     [
         ({"no_such_setting": 1}, ConfigError, "LLM has no setting no_such_setting"),
         ({"port": 1}, ConfigError, "LLM has no setting port"),
+        ({"max_modellen": 1}, ConfigError, "Did you mean max_model_len"),
+        ({"quantization": "fp8"}, ConfigError, "quantization='fp8' is refused: "),
+        ({"trust_remote_code": True}, ConfigError, "trust_remote_code=True is refused: "),
         ({"dtype": "bf16"}, ConfigError, "LLM has dtype='bf16'; .* Did you mean bfloat16"),
         ({"max_num_seqs": 0}, ConfigError, "max_num_seqs=0; expected a whole number, 1 or more"),
         ({"tensor_parallel_size": 2}, ConfigError, "tensor_parallel_size=2 is refused"),

@@ -87,3 +87,23 @@ def test_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="Is a directory"):
         write_output("--json", str(tmp_path), b"new")
     assert tmp_path.is_dir()
+
+
+def test_a_link_planted_beside_the_file_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    for name in (f"out.json.{os.getpid()}.part", "out.json.part", ".out.json.part"):
+        (tmp_path / name).symlink_to(victim)
+    write_output("--json", str(tmp_path / "out.json"), b"{}")
+    assert victim.read_bytes() == b"precious"
+    assert not (tmp_path / "out.json").is_symlink()
+    assert (tmp_path / "out.json").read_bytes() == b"{}"
+
+
+def test_a_new_file_is_as_readable_as_the_umask_allows(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_output("--json", str(tmp_path / "out.json"), b"{}")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "out.json").stat().st_mode) == 0o640

@@ -280,7 +280,7 @@ def test_a_refused_client_that_goes_on_sending_is_cut_off(
 def test_only_a_few_refused_clients_may_finish_their_requests(
     short_of_files: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "_LINGERING", 1)
+    monkeypatch.setattr(http_protocol, "_MOST_LINGERING", 1)
     with refused(short_of_files) as first, refused(short_of_files) as second:
         send_until_reset(first)
         second.sendall(generation(stream=False))

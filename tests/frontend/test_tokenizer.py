@@ -77,6 +77,23 @@ def test_opt_begins_every_text_with_its_end_token(opt_dir: Path) -> None:
         assert ours.encode(text) == transformers_ids(opt_dir, "GPT2Tokenizer", text)
 
 
+def test_special_tokens_are_found_beyond_the_gaps_of_a_vocabulary(opt_dir: Path) -> None:
+    vocab = json.loads((opt_dir / "vocab.json").read_text())
+    last = max(vocab, key=lambda piece: vocab[piece])
+    vocab[last] = 5000
+    (opt_dir / "vocab.json").write_text(json.dumps(vocab))
+    (opt_dir / "merges.txt").write_text("#version: 0.2\n")
+    ours = load_tokenizer(
+        ModelFiles(
+            path=str(opt_dir),
+            config={"model_type": "llama", "eos_token_id": 5000},
+            vocab_json=str(opt_dir / "vocab.json"),
+            merges_txt=str(opt_dir / "merges.txt"),
+        )
+    )
+    assert ours.special_tokens["eos_token"] == last
+
+
 def test_opt_needs_no_tokenizer_configuration(opt_dir: Path) -> None:
     ours = load_tokenizer(
         ModelFiles(

@@ -127,6 +127,15 @@ def test_serve_reports_a_bad_key_with_everything_else_however_long_the_checks_ta
     assert "sets temperature to -1" in output
 
 
+def test_a_bad_key_ends_a_start_whose_storage_hangs(model: Path, files: Path, tmp_path: Path) -> None:
+    hangs = SLOW_CHECKS.replace("time.sleep(1.0)", "time.sleep(300)")
+    code, output = run_to_end(
+        model, *flags(files, "cert.pem", "encrypted.pem"), env=frontend_fault(tmp_path, hangs)
+    )
+    assert code == 2
+    assert "encrypted.pem is encrypted" in output
+
+
 def test_a_download_does_not_begin_with_files_that_cannot_be_served_with(files: Path, tmp_path: Path) -> None:
     with hub_stand_in.serve(hub_stand_in.Hub("org/tiny", {"config.json": b"{}"})) as hub:
         env = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hotstart.cli.progress import Progress
     from hotstart.config.parse import Parsed
     from hotstart.config.settings import Config
+    from hotstart.errors import HotstartError
     from hotstart.frontend.startup import Startup
     from hotstart.messages import Ready
     from hotstart.storage.changes import FileState
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 # Local checks take less than this. Importing the HTTP side at the same time would slow both down,
 # and a start that fails does not need it; a download takes longer, and its progress must be served.
 _CHECKS_ALONE_SECONDS = 0.4
+_REPORT_TOGETHER_SECONDS = 5.0
+"""How long a problem that ends the start waits for others: nothing answers on the port meanwhile."""
 
 
 def run(parsed: Parsed) -> int:
@@ -154,8 +157,11 @@ class _Server:
         self._checks = threading.Thread(target=self._check, name="checks", daemon=True)
         self._checks.start()
         self._checks.join(timeout=_CHECKS_ALONE_SECONDS)
-        if self.checking and not self._tls_is_usable():
-            self._checks.join()  # they look at the same files, and report all problems together
+        if self.checking and (unusable := self._tls_problem()) is not None:
+            # They look at the same files, and report all problems together, unless storage hangs.
+            self._checks.join(timeout=_REPORT_TOGETHER_SECONDS)
+            if self.checking:
+                startup.fail([unusable])
         code = 0
         if not startup.failed:
             with self.timeline.phase("import HTTP server"):
@@ -251,15 +257,15 @@ class _Server:
             )
         )
 
-    def _tls_is_usable(self) -> bool:
-        """Whether the HTTP side can be set up with the files of ``--ssl-*``."""
+    def _tls_problem(self) -> HotstartError | None:
+        """Why the HTTP side cannot be set up with the files of ``--ssl-*``."""
         from hotstart.errors import HotstartError
 
         try:
             self._check_tls()
-        except HotstartError:
-            return False
-        return True
+        except HotstartError as error:
+            return error
+        return None
 
     def _check_tls(self) -> None:
         if self.config.http.ssl_certfile is not None:

@@ -16,7 +16,7 @@ from hotstart.config.settings import SECTIONS, Config
 from hotstart.config.table import SERVE
 from hotstart.errors import ConfigError, HotstartError, raise_all
 
-_OF_A_SERVER = ("http", "log")
+_OF_A_SERVER = ("http.", "log.")
 
 log = logging.getLogger("hotstart")
 
@@ -33,13 +33,31 @@ def config_of(model: str | os.PathLike[str], settings: dict[str, Any]) -> Config
         row = rows.get(name)
         try:
             if row is None:
-                raise ConfigError(f"LLM has no setting {name}", expected="one of " + ", ".join(sorted(rows)))
-            if value is not None:
+                _without_field(name, value, rows)
+            elif value is not None:
                 values[row.to] = _value(name, row, value)
         except ConfigError as error:
             problems.append(error)
     raise_all(problems)
     return build_config(values)
+
+
+def _without_field(name: str, value: Any, rows: dict[str, Flag]) -> None:
+    """A flag of ``serve`` that sets nothing: it is refused, or has no effect. Raises ConfigError."""
+    from difflib import get_close_matches
+
+    flag = "--" + name.replace("_", "-")
+    row = next((row for row in SERVE.rows() if flag in row.names and not row.to), None)
+    if row is not None:
+        if value is not None and value is not False:
+            _value(name, row, value)
+        return
+    near = get_close_matches(name, rows, n=1)
+    raise ConfigError(
+        f"LLM has no setting {name}",
+        expected="" if near else "one of " + ", ".join(sorted(rows)),
+        advice=f"Did you mean {near[0]}?" if near else "",
+    )
 
 
 def _rows() -> dict[str, Flag]:

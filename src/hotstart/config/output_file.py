@@ -39,7 +39,7 @@ def _write(path: str, content: bytes, patience: float) -> None:
         _replace(os.path.realpath(path), content)
         return
     for stream in (1, 2):  # /dev/stdout, or the file of the log: nothing that is there may go
-        if os.path.samestat(status, os.fstat(stream)):
+        if _is(stream, status):
             _write_all(stream, content, patience)
             return
     if stat.S_ISREG(status.st_mode):
@@ -56,20 +56,40 @@ def _write(path: str, content: bytes, patience: float) -> None:
         _write_in_place(path, content, patience)
 
 
-def _replace(path: str, content: bytes, *, like: os.stat_result | None = None) -> None:
-    aside = f"{path}.{os.getpid()}.part"
+def _is(stream: int, status: os.stat_result) -> bool:
     try:
-        with open(aside, "wb") as file:
+        return os.path.samestat(status, os.fstat(stream))
+    except OSError:
+        return False  # closed
+
+
+def _replace(path: str, content: bytes, *, like: os.stat_result | None = None) -> None:
+    import tempfile
+
+    # A name that nobody can guess, and so not occupy by a link to some other file.
+    fd, aside = tempfile.mkstemp(prefix=".", suffix=".part", dir=os.path.dirname(path))
+    try:
+        with open(fd, "wb") as file:
             file.write(content)
-            if like is not None:
+            if like is None:
+                os.fchmod(fd, 0o666 & ~_umask())
+            else:
                 with contextlib.suppress(PermissionError):  # only root gives files away
-                    os.fchown(file.fileno(), like.st_uid, like.st_gid)
-                os.fchmod(file.fileno(), stat.S_IMODE(like.st_mode))
+                    os.fchown(fd, like.st_uid, like.st_gid)
+                os.fchmod(fd, stat.S_IMODE(like.st_mode))
         os.replace(aside, path)
     except OSError:
-        if os.path.exists(aside):
-            os.unlink(aside)
+        os.unlink(aside)
         raise
+
+
+def _umask() -> int:
+    """The kernel tells it without a moment in which it is another one."""
+    try:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
+    except (OSError, StopIteration):
+        return 0o077
 
 
 def _write_in_place(path: str, content: bytes, patience: float) -> None:

@@ -25,6 +25,11 @@ class Descriptors:
         self._refused = 0
         self._warned = float("-inf")
 
+    @property
+    def reserve(self) -> int:
+        """How many are kept from connections."""
+        return min(_RESERVE, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
+
     def refuse(self, number: int | None = None) -> bool:
         """Whether a new connection is one too many, which is counted and logged.
 
@@ -34,7 +39,7 @@ class Descriptors:
         if limit == resource.RLIM_INFINITY:
             return False
         # The kernel gives out the lowest free number, so a high one means that all below are taken.
-        reserve = min(_RESERVE, limit // 8)
+        reserve = self.reserve
         if not (_reserve_is_used(limit, reserve) if number is None else number >= limit - reserve):
             return False
         self._refused += 1

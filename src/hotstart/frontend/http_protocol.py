@@ -30,7 +30,7 @@ _PROBE_SECONDS = 1.0
 """Between the first two probes; the time doubles from then on."""
 
 _LINGER_SECONDS = 1.0
-_LINGERING = 8
+_MOST_LINGERING = 8
 """Connections that are turned away at the same time and may still send; more are closed at once."""
 
 
@@ -64,7 +64,7 @@ class HttpProtocol(HttpToolsProtocol):
     """The request that is being answered; uvicorn's ``cycle`` is the newest, which may only queue."""
     _hangup: Watch | None = None
     _next_probe: asyncio.TimerHandle | None = None
-    _lingering: asyncio.TimerHandle | None = None
+    _linger_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected; it is turned away when descriptors are about to run out."""
@@ -86,18 +86,19 @@ class HttpProtocol(HttpToolsProtocol):
             return
         # Closing on bytes that are not read resets the connection, and the answer may be lost.
         self.transport.write_eof()
-        self._lingering = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+        self._linger_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
         lingering = self.server_state.lingering
         lingering.append(self)
-        if len(lingering) > _LINGERING:
+        # They hold descriptors of the reserve, of which others must find some.
+        while len(lingering) > max(1, min(_MOST_LINGERING, self.server_state.descriptors.reserve // 2)):
             lingering.popleft().transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed, by whichever side."""
         if self._next_probe is not None:
             self._next_probe.cancel()
-        if self._lingering is not None:
-            self._lingering.cancel()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
             if self in self.server_state.lingering:
                 self.server_state.lingering.remove(self)
         self._stop_watching()
@@ -109,7 +110,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
-        if self.transport.is_closing() or self._lingering is not None:
+        if self.transport.is_closing() or self._linger_timer is not None:
             return
         if self._in_headers:
             # The parser takes the body of a request with an Upgrade header for the other protocol's

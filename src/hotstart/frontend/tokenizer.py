@@ -197,8 +197,8 @@ def _special_tokens_by_id(files: ModelFiles, backend: tokenizers.Tokenizer) -> d
     found: dict[str, str] = {}
     for name, key in names.items():
         token_id = files.config.get(key)
-        if not isinstance(token_id, int) or not 0 <= token_id < backend.get_vocab_size():
-            continue
+        if not isinstance(token_id, int) or not 0 <= token_id < 1 << 32:
+            continue  # vocabularies have gaps: only the library's own bound counts
         piece = backend.id_to_token(token_id)
         if piece is not None:
             found[name] = piece
