@@ -13,7 +13,7 @@ SERVE_FLAGS ?=
 .PHONY: help setup demo serve test kill-storm lint fix docs bench gpu-test wheels
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 14
 
 setup: $(VENV)/installed ## make .venv and install hotstart into it, editable
 

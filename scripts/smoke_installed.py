@@ -55,7 +55,7 @@ SHAPES = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--torch", action="store_true", help="torch is installed: serve as well")
+    parser.add_argument("--torch", action="store_true", help="torch is installed: serve and generate as well")
     args = parser.parse_args()
     assert "site-packages" in str(hotstart.__file__), f"not the installed package: {hotstart.__file__}"
     import_torch_free_modules()
@@ -66,6 +66,7 @@ def main() -> int:
         assert "ready to be served" in command("check", folder, "--port", "0")
         if args.torch:
             serve(folder)
+            generate(folder)
     return 0
 
 
@@ -93,6 +94,21 @@ def serve(directory: str) -> None:
     argv = (program, "serve", directory, "--port", str(port), "--host", "127.0.0.1", "--max-num-seqs", "4")
     start = observe(Server("hotstart", argv, Target("127.0.0.1", port, model=directory)))
     assert start.held, "a request sent while starting was not held"
+
+
+def generate(directory: str) -> None:
+    """The Python API, in an interpreter that has imported no torch yet, as a program of a user's has not."""
+    code = (
+        "import sys; from hotstart import LLM, SamplingParams;"
+        "llm = LLM(sys.argv[1], max_num_seqs=4);"
+        "params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True);"
+        "(done,) = llm.generate('w3 w4', params);"
+        "assert len(done.outputs[0].token_ids) == 8, done;"
+        "(again,) = llm.generate(['w3 w4'], SamplingParams(seed=1, max_tokens=3));"
+        "assert again.finished, again"
+    )
+    done = subprocess.run([sys.executable, "-c", code, directory], capture_output=True, text=True)
+    assert done.returncode == 0, f"LLM.generate failed\n{done.stderr}"
 
 
 def write_model(directory: Path) -> None:

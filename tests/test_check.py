@@ -247,6 +247,17 @@ def test_block_size_that_the_cpu_does_not_take_is_said(model: Path) -> None:
     assert "steps of 16 tokens" in warning
 
 
+def test_more_threads_than_cores_are_a_warning(model: Path) -> None:
+    def warned(threads: int) -> list[str]:
+        config = Config(
+            model=ModelConfig(model=str(model)), device=DeviceConfig(device="cpu", threads=threads)
+        )
+        return [warning for warning in run_checks(config, device=fits_here).warnings if "threads" in warning]
+
+    assert warned(1) == []
+    assert "--threads 4096 on " in warned(4096)[0]
+
+
 def test_device_is_asked_once_the_model_is_known(model: Path) -> None:
     def too_small(_: Config, report: Report) -> str:
         assert report.matched is not None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 
 from hotstart import LLM, SamplingParams
-from hotstart.errors import ConfigError, DeviceError, HotstartError, ModelError
+from hotstart.errors import ConfigError, DeviceError, HotstartError, ModelError, StorageError
 from tiny_models import VOCAB
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -229,17 +232,89 @@ def test_interrupt_leaves_an_engine_that_can_go_on(llm: LLM, monkeypatch: pytest
     ("settings", "error", "message"),
     [
         ({"no_such_setting": 1}, ConfigError, "LLM has no setting no_such_setting"),
+        ({"port": 1}, ConfigError, "LLM has no setting port"),
+        ({"max_modellen": 1}, ConfigError, "Did you mean max_model_len"),
+        ({"quantization": "fp8"}, ConfigError, "quantization='fp8' is refused: "),
+        ({"trust_remote_code": True}, ConfigError, "trust_remote_code=True is refused: "),
+        ({"dtype": "bf16"}, ConfigError, "LLM has dtype='bf16'; .* Did you mean bfloat16"),
+        ({"max_num_seqs": 0}, ConfigError, "max_num_seqs=0; expected a whole number, 1 or more"),
+        ({"tensor_parallel_size": 2}, ConfigError, "tensor_parallel_size=2 is refused"),
+        ({"load_format": "nfs"}, ConfigError, "load_format='nfs' is refused: nfs is a medium"),
+        ({"expect_mount": "/proc/1"}, StorageError, "/proc/1"),
         ({"max_model_len": 4096}, ConfigError, "longer than the model's context of 512 tokens"),
-        ({"kv_cache_memory_bytes": 1000}, DeviceError, "one request of --max-model-len 512 needs"),
+        ({"kv_cache_memory_bytes": 1000}, DeviceError, "one request of the model's whole context needs"),
         ({"kv_cache_memory_bytes": 1 << 60}, DeviceError, "is more than is free"),
     ],
-    ids=["unknown", "context", "small-cache", "large-cache"],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_settings_that_cannot_be_are_refused(
     tiny_model: Callable[..., Path], settings: dict[str, Any], error: type[HotstartError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         LLM(str(tiny_model("llama")), device="cpu", threads=1, **settings)
+
+
+def test_settings_may_be_written_as_the_flags_are(tiny_model: Callable[..., Path]) -> None:
+    written = LLM(
+        tiny_model("llama"),  # a Path
+        device="cpu",
+        threads="1",
+        dtype="float",
+        kv_cache_memory_bytes="1MiB",
+        max_model_len=None,
+        tensor_parallel_size=1,
+        max_num_seqs=4,
+    )
+    assert written.max_model_len == 512
+    assert written.generate(TEXTS[0], GREEDY)[0].outputs[0].text
+
+
+def test_tokenizer_may_lie_elsewhere(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
+    import shutil
+
+    bare = tmp_path / "bare"
+    shutil.copytree(tiny_model("llama"), bare, ignore=shutil.ignore_patterns("tokenizer*"))
+    model = LLM(bare, tokenizer=tiny_model("llama"), device="cpu", threads=1, kv_cache_memory_bytes=1 << 20)
+    assert model.generate(TEXTS[0], GREEDY)[0].outputs[0].text
+
+
+WITHOUT_NUMPY = """
+import sys, warnings
+class NoNumpy:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy" or name.startswith("numpy."):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, NoNumpy())
+before = list(warnings.filters)
+from hotstart import LLM
+LLM(sys.argv[1], device="cpu", threads=1, kv_cache_memory_bytes=1 << 20)
+assert not [f for f in warnings.filters if f not in before and "NumPy" in str(f)], warnings.filters
+"""
+
+
+def test_a_machine_without_numpy_is_not_warned_of(tiny_model: Callable[..., Path]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_NUMPY, str(tiny_model("llama"))],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([{"content": "x"}], "role"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "image"),
+    ],
+    ids=["no-role", "image"],
+)
+def test_conversation_that_cannot_be_rendered_is_refused(
+    llm: LLM, messages: list[dict[str, Any]], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        llm.chat(messages, GREEDY)
 
 
 def test_directory_that_is_no_model_is_refused(tmp_path: Path) -> None:

@@ -14,35 +14,23 @@ from typing import Annotated, Any, cast
 
 from msgspec import Meta, Struct, ValidationError, convert, structs
 
-from hotstart.checkpoint.resolve import resolve
-from hotstart.config.settings import (
-    CacheConfig,
-    Config,
-    DeviceConfig,
-    LoadConfig,
-    ModelConfig,
-    OptimizationConfig,
-    ParallelConfig,
-    SchedulerConfig,
-)
+from hotstart.checkpoint.base import ModelFiles
+from hotstart.checkpoint.files import load_model_files, overrides_of
+from hotstart.cli.check import directory_of, located
+from hotstart.config.keywords import config_of
+from hotstart.config.settings import Config
 from hotstart.engine.assemble import build, follow_up, prepare
+from hotstart.engine.lean_torch import import_plainly
 from hotstart.errors import ConfigError
+from hotstart.frontend.conversation import render_prompt
+from hotstart.frontend.errors import ApiError
 from hotstart.frontend.generation import Choice
 from hotstart.frontend.protocol import fields as f
+from hotstart.frontend.protocol.chat import Messages
 from hotstart.frontend.sampling import per_choice
 from hotstart.frontend.start import load_text
 from hotstart.messages import NewRequest, SamplingParams, TokenLogprobs, pack_ids
-
-_GROUPS: dict[str, type[Struct]] = {
-    "model": ModelConfig,
-    "load": LoadConfig,
-    "cache": CacheConfig,
-    "scheduler": SchedulerConfig,
-    "parallel": ParallelConfig,
-    "optimization": OptimizationConfig,
-    "device": DeviceConfig,
-}
-
+from hotstart.storage.mounts import check_expected
 
 Prompt = str | Sequence[int] | dict[str, Any]
 
@@ -92,15 +80,18 @@ class RequestOutput(Struct, kw_only=True):
 class LLM:
     """A model in this process.
 
-    ``model`` is a directory or a hub name; further keywords are fields of
-    :mod:`hotstart.config.settings` (``max_model_len``, ``dtype``, ``kv_cache_memory_bytes``, …).
-    Raises the errors of a start: ConfigError, ModelError, StorageError, DeviceError.
+    ``model`` is a directory or a hub name; further keywords are the flags of ``serve`` that concern
+    a model (``max_model_len``, ``dtype``, ``kv_cache_memory_bytes``, …): see
+    :mod:`hotstart.config.keywords`. Sets the number of torch's threads for the whole process on a
+    CPU. Raises the errors of a start: ConfigError, ModelError, StorageError, DeviceError.
     """
 
-    def __init__(self, model: str, **settings: Any) -> None:
-        config = _config(model, settings)
+    def __init__(self, model: str | os.PathLike[str], **settings: Any) -> None:
+        config = _resolved(config_of(model, settings))
         prepared = prepare(config)
-        self._text = load_text(prepared.files, config)
+        self._text = load_text(_text_files(config), config)
+        self._template_kwargs = config.model.default_chat_template_kwargs
+        import_plainly()
         weights = prepared.placement.weights(prepared, lambda done: None)
         afterwards = follow_up(prepared, logging.getLogger("hotstart.engine").log)
         if afterwards is not None:
@@ -164,20 +155,33 @@ class LLM:
         self,
         messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **template: Any,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer conversations through the model's chat template."""
+        """Answer conversations, or one, through the model's chat template.
+
+        Raises ConfigError for a model without a template and for messages that it refuses, and what
+        :meth:`generate` raises.
+        """
         single = not messages or isinstance(messages[0], dict)
         conversations = cast("list[list[dict[str, Any]]]", [messages] if single else messages)
-        if self._text.template is None:
-            raise ConfigError(self._text.no_template)
-        prompts = [
-            self._text.tokenizer.encode(
-                self._text.template.render(talk, **template), add_special_tokens=False
-            )
-            for talk in conversations
-        ]
-        return self.generate(prompts, sampling_params)
+        extra = {**self._template_kwargs, **(chat_template_kwargs or {})}
+        prompts = []
+        for conversation in conversations:
+            try:
+                text = render_prompt(
+                    self._text,
+                    convert(conversation, Messages),
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    template_kwargs=extra,
+                )
+            except (ApiError, ValidationError) as error:
+                raise ConfigError(f"a conversation cannot be rendered: {str(error).rstrip('.')}") from None
+            prompts.append(self._text.tokenizer.encode(text, add_special_tokens=False))
+        return self.generate(cast("list[Prompt]", prompts), sampling_params)
 
     def _prepare(self, prompt: str | list[int], params: SamplingParams) -> _Run:
         ids = self._text.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -301,19 +305,18 @@ def _plain(prompt: Prompt) -> str | list[int]:
     return found if isinstance(found, str) else list(found)
 
 
-def _config(model: str, settings: dict[str, Any]) -> Config:
-    """Settings by field name, sorted into their groups."""
-    groups: dict[str, dict[str, Any]] = {name: {} for name in _GROUPS}
-    for key, value in settings.items():
-        group = next((name for name, kind in _GROUPS.items() if key in kind.__struct_fields__), None)
-        if group is None:
-            known = sorted(field for kind in _GROUPS.values() for field in kind.__struct_fields__)
-            raise ConfigError(f"LLM has no setting {key}", expected="one of " + ", ".join(known))
-        groups[group][key] = value
-    groups["model"] |= {"model": model, "path": os.path.abspath(resolve(model))}
-    try:
-        return convert(groups, Config)
-    except ValidationError as error:
-        raise ConfigError(
-            f"a setting of LLM is wrong: {error}", advice="See hotstart.config.settings"
-        ) from None
+def _resolved(config: Config) -> Config:
+    """With the directory of the model; what is not on this machine is fetched first."""
+    config = located(config)
+    if config.load.expect_mount is not None:
+        check_expected(config.load.expect_mount, config.model.path)
+    return config
+
+
+def _text_files(config: Config) -> ModelFiles:
+    """The small files, with the tokenizer's from where it is."""
+    model = config.model
+    tokenizer = None
+    if model.tokenizer is not None:
+        tokenizer = directory_of(config, model.tokenizer, model.tokenizer_revision)
+    return load_model_files(model.path, overrides=overrides_of(model), tokenizer=tokenizer)

@@ -70,7 +70,7 @@ class Timeline:
     def end(self, phase: Phase, *, detail: str = "", at: float | None = None) -> None:
         """Close a phase. Closing it twice keeps the first end."""
         if phase.end is None:
-            phase.end = time.monotonic() if at is None else at
+            phase.end = max(phase.start, time.monotonic() if at is None else at)
         if detail:
             phase.detail = detail
         self.merge(phase)
@@ -102,6 +102,10 @@ class Timeline:
         with self._lock:
             return sorted(self._phases.values(), key=lambda p: p.start)
 
+    def since_origin(self, moment: float) -> float:
+        """Seconds; 0 for what was before it, where no /proc tells when processes began."""
+        return max(0.0, moment - self.origin)
+
     def as_dict(self) -> dict[str, object]:
         """The JSON form: seconds since the origin, rounded to 0.1 ms."""
         return {
@@ -110,8 +114,8 @@ class Timeline:
                 {
                     "name": p.name,
                     "process": p.process,
-                    "start": round(p.start - self.origin, 4),
-                    "end": None if p.end is None else round(p.end - self.origin, 4),
+                    "start": round(self.since_origin(p.start), 4),
+                    "end": None if p.end is None else round(self.since_origin(p.end), 4),
                     "bytes": p.bytes,
                     "total": p.total,
                     "detail": p.detail,

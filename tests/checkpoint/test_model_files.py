@@ -121,3 +121,11 @@ def test_overrides_are_laid_over_the_configuration_key_by_key(model: Path) -> No
 def test_tie_flag_is_an_override() -> None:
     config = ModelConfig(model="m", hf_overrides={"a": 1}, tie_word_embeddings=True)
     assert overrides_of(config) == {"a": 1, "tie_word_embeddings": True}
+
+
+def test_an_empty_template_counts_as_none_and_is_named(model: Path) -> None:
+    (model / "chat_template.jinja").write_text(" \n")
+    files = load_model_files(str(model))
+    assert (files.chat_template, files.empty_templates) == (None, ("chat_template.jinja",))
+    write_json(model / "tokenizer_config.json", {"chat_template": "older and not empty"})
+    assert load_model_files(str(model)).chat_template == "older and not empty"

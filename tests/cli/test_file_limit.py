@@ -9,7 +9,7 @@ import resource
 
 import pytest
 
-from hotstart.cli import serve
+from hotstart.cli.limits import raise_file_limit
 
 UNLIMITED = resource.RLIM_INFINITY
 NR_OPEN = 1 << 20
@@ -38,5 +38,5 @@ def test_soft_limit_rises_as_far_as_the_kernel_allows_and_never_sinks(
 
     monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", setrlimit)
-    serve._raise_file_limit()
+    raise_file_limit()
     assert limits[-1] == after

@@ -34,10 +34,10 @@ def written(stream: io.StringIO | None = None, **config: object) -> tuple[io.Str
     return stream, logging.getLogger("hotstart.engine")
 
 
-def test_a_text_line_has_time_level_room_and_message() -> None:
+def test_a_text_line_has_day_time_level_room_and_message() -> None:
     stream, log = written()
     log.info("read %d files", 6)
-    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} INFO  engine: read 6 files\n", stream.getvalue())
+    assert re.fullmatch(r"\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} INFO  engine: read 6 files\n", stream.getvalue())
 
 
 def test_a_json_line_is_one_object() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hotstart.cli.progress import Progress, Screen, startup_table, write_startup_json
+from hotstart.cli.progress import Progress, Screen, ended_line, startup_table, write_startup_json
 from hotstart.errors import StorageError
 from hotstart.timeline import Phase, Timeline
 
@@ -262,3 +262,17 @@ def test_the_json_file_appears_whole(tmp_path: Path) -> None:
 def test_a_json_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="No such file or directory"):
         write_startup_json(example(), str(tmp_path / "absent" / "start.json"))
+
+
+def test_no_time_is_negative() -> None:
+    """As without /proc, where the origin is the moment that somebody asked for it."""
+    timeline = Timeline("engine", origin=100.0)
+    phase = timeline.begin("python start", start=100.1)
+    timeline.end(phase, at=99.998)
+    assert ended_line(phase, timeline.origin) == "python start: 0 ms, done at 100 ms"
+    early = timeline.begin("spawn", start=99.0)
+    timeline.end(early, at=99.5)
+    assert ended_line(early, timeline.origin) == "spawn: 500 ms, done at 0 ms"
+    shown = timeline.as_dict()["phases"]
+    assert isinstance(shown, list)
+    assert min(phase["start"] for phase in shown) == 0

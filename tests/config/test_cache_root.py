@@ -143,10 +143,10 @@ import os, socket, sys
 from types import SimpleNamespace
 from hotstart.config.settings import Config, ModelConfig, encode
 from hotstart.engine.process import run
-from hotstart.messages import framed
+from hotstart.messages import Go, frame, framed
 ours, theirs = socket.socketpair()
 config = Config(model=ModelConfig(model="/gone", path="/gone"), cache_root=sys.argv[1])
-ours.sendall(framed(encode(config)))
+ours.sendall(framed(encode(config)) + frame(Go()))
 assert run(theirs, SimpleNamespace(began=0.0)) == 3
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 print(os.environ["TRITON_CACHE_DIR"], cache_dir())

@@ -99,6 +99,7 @@ GROWING = "hf-overrides:\n" + "".join(
         ("port: 1\nhost: a\0b\n", "no valid YAML: unacceptable character"),
         ('host: "\\ud800"\n', "line 1: an escape names half of a character"),
         ("\nport: 2020-13-45\n", "no valid YAML: line 2: month must be in 1..12"),
+        ("hf-overrides: &a {port: 1}\n<<: *a\n", "line 2: << merges nothing at this level"),
         ("port: !!timestamp x\n", "line 1: a value does not fit its tag"),
         ("hf-overrides: {x: 2020-01-01}\n", "line 1: a date is no value of a flag"),
         ("api-key: !!binary c2VjcmV0\n", "line 1: a bytes is no value of a flag"),
@@ -123,3 +124,16 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(HotstartError, match="cannot be read"):
         parse_serve(["/m", "--config", str(tmp_path / "x.yaml")], {})
+
+
+def test_a_second_file_is_refused(tmp_path: Path) -> None:
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text("port: 1\n")
+    with pytest.raises(HotstartError, match=r"--config is given 2 times: .*a\.yaml and .*b\.yaml; expected"):
+        parse_serve(["/m", "--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")], {})
+
+
+def test_a_merge_inside_a_value_is_a_merge(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("hf-overrides: {a: &a {x: 1}, b: {<<: *a, y: 2}}\n")
+    assert parse_serve(["/m", "--config", str(path)], {}).config.model.hf_overrides["b"] == {"x": 1, "y": 2}

@@ -49,6 +49,18 @@ def test_settings_survive_the_way_to_the_engine() -> None:
     assert settings.decode(settings.encode(config)) == config
 
 
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("bf16", "bfloat16"), ("FP16", "float16"), ("fp32", "float32"), ("bflaot16", "bfloat16")],
+)
+def test_a_word_that_is_none_of_the_choices_names_the_nearest(word: str, near: str) -> None:
+    assert refusal("--dtype", word).endswith(f"Did you mean {near}?")
+
+
+def test_a_word_that_is_like_none_of_the_choices_names_no_other() -> None:
+    assert "Did you mean" not in refusal("--dtype", "q4_k_m")
+
+
 def test_secrets_stay_out_of_what_is_printed() -> None:
     config = parse("--api-key", "k-secret", "--hf-token", "t-secret").config
     assert "secret" not in repr(config)
@@ -70,6 +82,7 @@ def test_secrets_stay_out_of_what_is_printed() -> None:
         (["--enable-prefix-caching=false"], "cache.enable_prefix_caching", False),
         (["--no-enable-prefix-caching=false"], "cache.enable_prefix_caching", True),
         (["--dtype", "half"], "model.dtype", "float16"),
+        (["--dtype", "float"], "model.dtype", "float32"),
         (["--served-model-name", "a", "b"], "model.served_model_name", ("a", "b")),
         (["--allowed-origins", '["http://a", "http://b"]'], "http.allowed_origins", ("http://a", "http://b")),
         (["--hf-overrides", '{"rope_theta": 1e6}'], HF, {"rope_theta": 1e6}),
@@ -106,6 +119,7 @@ def test_one_value_can_be_written_in_many_ways(words: list[str], field: str, val
         ["--gpu-memory-utilization", "0"], ["--gpu-memory-utilization", "1.01"],
         ["--gpu-memory-utilization", "nan"], ["--gpu-memory-utilization", "inf"],
         ["--max-model-len", "0"], ["--max-model-len", "-2"], ["--max-model-len", "1.5"],
+        ["--max-model-len", "1"],
         ["--max-num-seqs", "0"], ["--max-num-batched-tokens", "-5"], ["--block-size", "0"],
         ["--kv-cache-memory-bytes", "0"], ["--kv-cache-memory-bytes", "5 apples"],
         ["--shutdown-timeout", "-1"], ["--shutdown-timeout", "inf"], ["--dtype", "int8"],
@@ -218,6 +232,18 @@ def test_a_medium_is_no_load_format(medium: str) -> None:
     [
         (["--uds", "/tmp/s", "--port", "80"], "--uds is given and --port too"),
         (["--ssl-certfile", "a.pem"], "both --ssl-certfile and --ssl-keyfile"),
+        (
+            ["--ssl-certfile", "a", "--ssl-keyfile", "b", "--ssl-cert-reqs", "2"],
+            "--ssl-cert-reqs 2 is given without authorities",
+        ),
+        (
+            ["--ssl-certfile", "a", "--ssl-keyfile", "b", "--ssl-ca-certs", "c"],
+            "--ssl-ca-certs is given, and clients are not asked",
+        ),
+        (
+            ["--ssl-ca-certs", "c", "--ssl-cert-reqs", "2"],
+            "--ssl-ca-certs is given without a certificate",
+        ),
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "is less than --max-num-seqs 64"),
         (
             ["--no-enable-chunked-prefill", "--long-prefill-token-threshold", "32"],

@@ -107,7 +107,7 @@ def sample(row: Flag) -> list[str]:
     if isinstance(kind, Size):
         return ["1GiB"]
     if isinstance(kind, Whole):
-        return ["3" if row.only else "1"]
+        return ["3" if row.only or row.to == "model.max_model_len" else "1"]
     return ["zzz"]
 
 
@@ -137,7 +137,8 @@ def test_each_flag_without_effect_says_so_once(name: str, row: Flag) -> None:
 def test_each_implemented_flag_reaches_its_field(name: str, row: Flag) -> None:
     words = [f"--no-{name[2:]}"] if row.to in ON_BY_DEFAULT else [name, *sample(row)]
     if name.startswith("--ssl-"):
-        words += ["--ssl-keyfile", "k", "--ssl-certfile", "c"]
+        own = ["--ssl-keyfile", "k", "--ssl-certfile", "c"]
+        words = [*own, "--ssl-ca-certs", "a", "--ssl-cert-reqs", "2", *words]
     before, after = parse_serve(["/m"], {}).config, parse_serve(["/m", *words], {}).config
     section, dot, field = row.to.partition(".")
     changed = getattr(getattr(after, section), field) if dot else getattr(after, section)

@@ -74,6 +74,13 @@ def tokenizer(files: ModelFiles) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_file(files.tokenizer_json)
 
 
+def everywhere() -> socket.socket:
+    """A listener for both families, as ``serve`` has it by default."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("127.0.0.1", 0))
+
+
 @dataclass
 class Running:
     """A frontend on a TCP port, with the scripted engine behind it."""
@@ -231,7 +238,7 @@ class running_servers:
         files = self._files
         if without_template:
             files = msgspec.structs.replace(files, chat_template=None)
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = everywhere()
         ours, theirs = socket.socketpair()
         running = Running(
             config=config,

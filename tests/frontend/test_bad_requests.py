@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import re
 from collections.abc import Iterator
@@ -119,6 +120,8 @@ def test_a_wrong_message_is_named(server: Running, messages: Any, param: str) ->
         ("/v1/completions", "best_of", 2),
         ("/v1/completions", "use_beam_search", True),
         ("/v1/completions", "guided_regex", "a+"),
+        ("/v1/completions", "guided_whitespace_pattern", " ?"),
+        ("/v1/chat/completions", "guided_decoding_backend", "xgrammar"),
         ("/v1/completions", "truncate_prompt_tokens", 5),
         ("/v1/chat/completions", "tools", [{"type": "function", "function": {"name": "f"}}]),
         ("/v1/chat/completions", "tool_choice", "required"),
@@ -145,6 +148,7 @@ def test_what_is_not_supported_is_refused_by_name(server: Running, path: str, fi
         {"response_format": {"type": "text"}},
         {"best_of": 1},
         {"use_beam_search": False},
+        {"guided_decoding_backend": None, "guided_whitespace_pattern": ""},
     ],
 )
 def test_neutral_values_of_unsupported_fields_are_accepted_without_a_word(
@@ -216,6 +220,15 @@ def test_a_form_is_not_json(server: Running) -> None:
         answer = client.post("/v1/completions", data={"prompt": "the"})
     assert answer.status_code == 415
     assert "application/json" in answer.json()["error"]["message"]
+
+
+def test_a_compressed_body_is_no_supported_type(server: Running) -> None:
+    body = gzip.compress(b'{"prompt": "the"}')
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    with server.client() as client:
+        answer = client.post("/v1/completions", content=body, headers=headers)
+    assert answer.status_code == 415
+    assert "Content-Encoding gzip" in answer.json()["error"]["message"]
 
 
 def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers(server: Running) -> None:

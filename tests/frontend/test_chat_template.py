@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import tokenizers
 
 from hotstart.checkpoint.base import ModelFiles
 from hotstart.config.settings import Config, ModelConfig
@@ -141,3 +143,33 @@ def test_all_problems_of_the_text_side_are_reported_together(files: ModelFiles) 
     broken = msgspec.structs.replace(files, tokenizer_json=None, chat_template="{% if %}")
     with pytest.raises(HotstartError, match=r"no tokenizer in .* is broken at line 1"):
         load_text(broken, Config(model=ModelConfig(model="tiny")))
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_template_of_the_flag_is_a_configuration_error(
+    files: ModelFiles, tmp_path: Path, text: str
+) -> None:
+    """As from ``--chat-template <(a command that fails)``."""
+    path = tmp_path / "empty.jinja"
+    path.write_text(text)
+    config = Config(model=ModelConfig(model="tiny", chat_template=str(path)))
+    with pytest.raises(ConfigError, match=r"--chat-template .*empty\.jinja is empty"):
+        load_text(files, config)
+
+
+def test_an_empty_template_of_the_model_counts_as_none_and_is_warned_of(files: ModelFiles) -> None:
+    without = msgspec.structs.replace(files, chat_template=None, empty_templates=("chat_template.jinja",))
+    text = load_text(without, Config(model=ModelConfig(model="tiny")))
+    assert text.template is None
+    assert text.warnings == ("the chat template in chat_template.jinja is empty: it counts as none",)
+
+
+def test_a_tokenizer_without_tokens_for_ordinary_text_is_warned_of(files: ModelFiles, tmp_path: Path) -> None:
+    path = str(tmp_path / "tokenizer.json")
+    model = tokenizers.models.WordLevel({"hello": 0}, unk_token="<unk>")
+    tokenizers.Tokenizer(model).save(path)
+    text = load_text(
+        msgspec.structs.replace(files, tokenizer_json=path, tokenizer_config=None),
+        Config(model=ModelConfig(model="tiny")),
+    )
+    assert any("cannot encode ordinary text" in warning for warning in text.warnings)

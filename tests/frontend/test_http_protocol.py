@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
+import resource
 import socket
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -31,6 +33,14 @@ def closed(connection: socket.socket) -> bool:
         while connection.recv(1 << 16):
             pass
     return True
+
+
+def test_a_client_is_logged_by_its_own_address(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "uvicorn.access"):
+        with server.client() as client:
+            assert client.get("/ping").status_code == 200
+    [line] = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
+    assert line.startswith("127.0.0.1:")
 
 
 def test_a_flood_of_pipelined_requests_ends_the_connection(server: Running) -> None:
@@ -204,3 +214,74 @@ def test_queued_requests_are_answered_in_order_and_the_last_may_end_with_the_sen
         assert connection.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
         server.engine.step([(second.id, 5, FinishReason.LENGTH)])
         assert json.loads(answer_on(connection))["choices"][0]["finish_reason"] == "length"
+
+
+def test_clients_that_close_their_sending_half_take_no_descriptor(server: Running) -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(ask(server, stream=False)) for _ in range(8)]
+        requests = [server.engine.next_request() for _ in connections]
+        before = open_files()
+        for connection in connections:
+            connection.shutdown(socket.SHUT_WR)
+            assert b"100 Continue" in connection.recv(1 << 16)
+        assert open_files() == before
+        connections[3].close()
+        assert server.engine.next_abort() == [requests[3].id]
+
+
+@pytest.fixture
+def short_of_files(server: Running, monkeypatch: pytest.MonkeyPatch) -> Running:
+    """A server that is ready, and has no descriptor left for connections."""
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (8, 8))
+    monkeypatch.setattr(http_protocol, "_LINGER_SECONDS", PATIENCE)
+    return server
+
+
+def refused(server: Running) -> socket.socket:
+    """A connection on which the refusal has been read, to its end."""
+    connection = connect(server)
+    answer = b""
+    while part := connection.recv(1 << 16):
+        answer += part
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"Too many connections are open" in answer
+    return connection
+
+
+def send_until_reset(connection: socket.socket) -> None:
+    def send_on() -> None:
+        while True:
+            connection.sendall(b"x" * 1024)
+
+    with pytest.raises(ConnectionError):
+        send_on()
+
+
+def test_a_refused_client_may_finish_its_request(
+    short_of_files: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    with refused(short_of_files) as connection:
+        for _ in range(20):
+            connection.sendall(generation(stream=False))
+    assert "refused 1 connection: nearly all of the 8 files" in caplog.text
+
+
+def test_a_refused_client_that_goes_on_sending_is_cut_off(
+    short_of_files: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "_LINGER_SECONDS", 0.01)
+    with refused(short_of_files) as connection:
+        send_until_reset(connection)
+
+
+def test_only_a_few_refused_clients_may_finish_their_requests(
+    short_of_files: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "_MOST_LINGERING", 1)
+    with refused(short_of_files) as first, refused(short_of_files) as second:
+        send_until_reset(first)
+        second.sendall(generation(stream=False))
+        second.sendall(generation(stream=False))

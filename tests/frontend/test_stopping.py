@@ -177,10 +177,31 @@ def test_a_busy_server_says_what_it_waits_for(model_dir: Path) -> None:
         server.running.ask("/v1/completions", prompt="the")
         request = server.engine.next_request()
         server.process.send_signal(signal.SIGINT)
-        said = "stopping on SIGINT: requests that run may finish within 30 s: 1"
+        said = "stopping on SIGINT: 1 request may finish within 30 s; a second signal cuts them off"
         assert server.log_line() == said
         server.engine.step([(request.id, 5, LENGTH)])
         assert server.log_line() == "stopped, exit code 0"
+
+
+def test_a_second_signal_says_how_many_requests_it_cuts_off(model_dir: Path) -> None:
+    with served(model_dir) as server:
+        answers = [server.running.ask("/v1/completions", prompt="the") for _ in range(2)]
+        for _ in answers:
+            server.engine.next_request()
+        server.process.send_signal(signal.SIGINT)
+        assert server.log_line().startswith("stopping on SIGINT: 2 requests may finish")
+        server.process.send_signal(signal.SIGINT)
+        assert server.log_line() == "a second signal, SIGINT: 2 requests cut off"
+        assert server.log_line() == "stopped, exit code 0"
+
+
+def test_requests_that_outlast_the_timeout_are_counted(model_dir: Path) -> None:
+    with served(model_dir, timeout=0.1) as server:
+        server.running.ask("/v1/completions", prompt="the")
+        server.engine.next_request()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.log_line().startswith("stopping on SIGTERM: 1 request may finish within 0.1 s")
+        assert server.log_line() == "0.1 s have passed: 1 request cut off"
 
 
 def test_a_server_that_is_stopped_while_it_loads_says_so(model_dir: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import tokenizers
 
@@ -76,6 +77,23 @@ def test_opt_begins_every_text_with_its_end_token(opt_dir: Path) -> None:
         assert ours.encode(text) == transformers_ids(opt_dir, "GPT2Tokenizer", text)
 
 
+def test_special_tokens_are_found_beyond_the_gaps_of_a_vocabulary(opt_dir: Path) -> None:
+    vocab = json.loads((opt_dir / "vocab.json").read_text())
+    last = max(vocab, key=lambda piece: vocab[piece])
+    vocab[last] = 5000
+    (opt_dir / "vocab.json").write_text(json.dumps(vocab))
+    (opt_dir / "merges.txt").write_text("#version: 0.2\n")
+    ours = load_tokenizer(
+        ModelFiles(
+            path=str(opt_dir),
+            config={"model_type": "llama", "eos_token_id": 5000},
+            vocab_json=str(opt_dir / "vocab.json"),
+            merges_txt=str(opt_dir / "merges.txt"),
+        )
+    )
+    assert ours.special_tokens["eos_token"] == last
+
+
 def test_opt_needs_no_tokenizer_configuration(opt_dir: Path) -> None:
     ours = load_tokenizer(
         ModelFiles(
@@ -109,3 +127,47 @@ def test_a_damaged_tokenizer_json_is_named(tmp_path: Path, content: str) -> None
     path.write_text(content)
     with pytest.raises(ModelError, match=str(path)):
         load_tokenizer(ModelFiles(path=str(tmp_path), config={}, tokenizer_json=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("file", "entry", "value"),
+    [
+        ("tokenizer_config.json", 'added_tokens_decoder["a"]', {"added_tokens_decoder": {"a": "b"}}),
+        ("tokenizer_config.json", 'added_tokens_decoder["1"]', {"added_tokens_decoder": {"1": "b"}}),
+        (
+            "tokenizer_config.json",
+            'added_tokens_decoder["1"]',
+            {"added_tokens_decoder": {"1": {"content": 5}}},
+        ),
+        (
+            "tokenizer_config.json",
+            'added_tokens_decoder["x"]',
+            {"added_tokens_decoder": {"x": {"content": "x"}}},
+        ),
+        ("tokenizer_config.json", "added_tokens_decoder", {"added_tokens_decoder": ["<s>"]}),
+        ("tokenizer_config.json", "bos_token", {"bos_token": 5}),
+        ("tokenizer_config.json", "eos_token", {"eos_token": "\ud800"}),
+        ("special_tokens_map.json", "pad_token", {"pad_token": {"content": None}}),
+        ("special_tokens_map.json", "unk_token", {"unk_token": ["<unk>"]}),
+        ("tokenizer_config.json", "add_bos_token", {"add_bos_token": "no"}),
+    ],
+)
+def test_an_entry_of_a_wrong_type_is_named_with_its_file(
+    tokenizer: tokenizers.Tokenizer, tmp_path: Path, file: str, entry: str, value: dict[str, Any]
+) -> None:
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    files = ModelFiles(path=str(tmp_path), config={}, tokenizer_json=str(tmp_path / "tokenizer.json"))
+    files = msgspec.structs.replace(files, **{file.removesuffix(".json"): value})
+    with pytest.raises(ModelError) as error:
+        load_tokenizer(files)
+    assert error.value.found.startswith(f"{file} sets {entry} to ")
+
+
+def test_an_id_of_the_configuration_that_no_token_has_names_nothing(opt_dir: Path) -> None:
+    files = ModelFiles(
+        path=str(opt_dir),
+        config={"model_type": "opt", "bos_token_id": -1, "eos_token_id": 2**40},
+        vocab_json=str(opt_dir / "vocab.json"),
+        merges_txt=str(opt_dir / "merges.txt"),
+    )
+    assert load_tokenizer(files).special_tokens == {}

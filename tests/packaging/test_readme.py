@@ -59,7 +59,7 @@ def test_the_request_asks_for_the_model_that_make_serve_serves(
     served = flags[flags.index("--served-model-name") + 1]
     [body] = re.findall(r"-d '(.*)'", page)
     assert json.loads(body)["model"] == served
-    assert f"demo/{served}\n" in page
+    assert f"hotstart serve $MODEL --served-model-name {served}\n" in page
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

@@ -230,7 +230,7 @@ FLAGS: dict[str, tuple[list[str], int, list[str]]] = {
     "no room for one request": (
         ["--gpu-memory-utilization", "0.001"],
         5,
-        ["one request of --max-model-len 128 needs", "x 0.001", "raise --gpu-memory-utilization to 0."],
+        ["one request of the model's whole context needs", "x 0.001", "raise --gpu-memory-utilization to 0."],
     ),
     "no room for any context": (
         ["--gpu-memory-utilization", "0.001", "--max-model-len", "auto"],

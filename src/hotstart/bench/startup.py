@@ -19,6 +19,7 @@ from hotstart.bench.floor import Floor, import_torch, measure_floor, measure_rea
 from hotstart.bench.launch import Server, Start, free_port, observe, split_command
 from hotstart.config.command import Command
 from hotstart.config.flags import Group, Positional, flag
+from hotstart.config.paths import absolute
 from hotstart.config.values import Choice, Number, Switch, Text, Whole
 from hotstart.errors import ConfigError, EngineError
 
@@ -132,22 +133,24 @@ def main(argv: Sequence[str]) -> int:
 
 def _report(values: dict[str, object], results: list[Runs], model: str) -> None:
     from hotstart.bench import report
+    from hotstart.cli.main import say
+    from hotstart.config.output_file import write_output
 
     for runs in results:
-        print(report.table(runs, model))
+        say(report.table(runs, model))
     if path := values.get("json"):
-        Path(str(path)).write_text(report.as_json(results, model), encoding="utf-8")
+        write_output("--json", str(path), report.as_json(results, model).encode())
     if path := values.get("png"):
         from hotstart.bench.waterfall import draw
 
-        draw(results, str(path))
+        write_output("--png", str(path), draw(results))
 
 
 def _directory(model: str | None) -> str:
     """The model's directory; empty when only ``--command`` is given."""
     if not model:
         return ""
-    path = os.path.abspath(os.path.expanduser(model))
+    path = absolute(model)
     if not os.path.isdir(path):
         raise ConfigError(
             f"{model} is no directory",

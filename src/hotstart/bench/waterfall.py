@@ -35,8 +35,10 @@ def require_pillow() -> None:
         ) from None
 
 
-def draw(results: Sequence[Runs], path: str) -> None:
-    """Write the picture of the median start of each server, in each state."""
+def draw(results: Sequence[Runs]) -> bytes:
+    """The picture of the median start of each server, in each state, as PNG."""
+    from io import BytesIO
+
     from PIL import Image, ImageDraw
 
     groups = [(f"page cache {runs.state}", bars(runs)) for runs in results]
@@ -47,7 +49,9 @@ def draw(results: Sequence[Runs], path: str) -> None:
     top = _ROW
     for title, group in groups:
         top = _draw_group(canvas, title, group, top, longest)
-    image.save(path, format="PNG")
+    picture = BytesIO()
+    image.save(picture, format="PNG")
+    return picture.getvalue()
 
 
 def bars(runs: Runs) -> list[Bar]:

@@ -80,3 +80,5 @@ class ModelFiles(Struct, kw_only=True):
     """Named templates, when the tokenizer configuration lists several."""
     chat_template_source: str = ""
     """The file the template came from."""
+    empty_templates: tuple[str, ...] = ()
+    """Files whose templates hold nothing; they count as absent."""

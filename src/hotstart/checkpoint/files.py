@@ -38,7 +38,7 @@ def load_model_files(
         reader.problems.append(_no_config(path))
     text = reader if tokenizer is None else _Reader(tokenizer)
     tokenizer_config = text.json("tokenizer_config.json")
-    templates, source = _templates(text, tokenizer_config or {})
+    templates, source, empty = _templates(text, tokenizer_config or {})
     files = ModelFiles(
         path=path,
         config=merge(config or {}, overrides or {}),
@@ -51,6 +51,7 @@ def load_model_files(
         chat_template=templates.get("default"),
         chat_templates=templates if len(templates) > 1 else {},
         chat_template_source=source,
+        empty_templates=empty,
     )
     raise_all(reader.problems if text is reader else reader.problems + text.problems)
     return files
@@ -180,8 +181,10 @@ class _Reader:
         return path if os.path.lexists(path) else None
 
 
-def _templates(reader: _Reader, tokenizer_config: dict[str, Any]) -> tuple[dict[str, str], str]:
-    """Templates by name, ``default`` among them if there is one, and the file that gave the default.
+def _templates(
+    reader: _Reader, tokenizer_config: dict[str, Any]
+) -> tuple[dict[str, str], str, tuple[str, ...]]:
+    """Templates by name, ``default`` among them if there is one, the file that gave the default, empty ones.
 
     Sources in order: chat_template.jinja, tokenizer_config.json, chat_template.json (old processors).
     """
@@ -191,12 +194,14 @@ def _templates(reader: _Reader, tokenizer_config: dict[str, Any]) -> tuple[dict[
     legacy = reader.json("chat_template.json")
     found.append(("chat_template.json", _named(reader, legacy or {}, "chat_template.json")))
     templates = reader.named_templates()
+    empty = tuple(name for name, named in found if not all(text.strip() for text in named.values()))
     source = ""
-    for name, named in found:
+    for name, every in found:
+        named = {key: text for key, text in every.items() if text.strip()}
         if "default" in named and not source:
             source = os.path.join(reader.path, name)
         templates = {**named, **templates}  # the earlier source wins
-    return templates, source
+    return templates, source, empty
 
 
 def _named(reader: _Reader, content: dict[str, Any], file: str) -> dict[str, str]:

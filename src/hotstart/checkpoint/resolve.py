@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from urllib.parse import unquote
 
+from hotstart.config.paths import absolute
 from hotstart.errors import ConfigError, HotstartError, ModelError
 from hotstart.storage.access import read_error
 from hotstart.storage.location import is_hub_page, is_location, scheme_of
@@ -67,7 +68,7 @@ def is_path(model: str) -> bool:
 
 
 def _directory(model: str) -> str:
-    path = os.path.abspath(os.path.expanduser(model))
+    path = absolute(model)
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):

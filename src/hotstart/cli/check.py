@@ -22,6 +22,8 @@ from hotstart.checkpoint.layout import describe, open_checkpoint
 from hotstart.checkpoint.refusals import no_directory
 from hotstart.checkpoint.resolve import is_path, resolve
 from hotstart.checkpoint.wording import count
+from hotstart.cli.limits import address_space
+from hotstart.cli.main import say
 from hotstart.errors import HotstartError, ProblemsFound, raise_all
 from hotstart.loading.options import LoaderOptions
 from hotstart.storage.access import check_directory, who
@@ -150,12 +152,19 @@ def run_checks(
         _check_weights(config, report)
         if text:
             _check_text(config, report)
+    if limit := address_space():
+        report.warn("memory", limit)
     if device is not None:
         if report.matched is not None:
             with report.check("device"):
                 report.ok("device", device(config, report))
         else:
             report.skip("device", "needs a model and its weights")
+    if config.http.ssl_certfile is not None:
+        from hotstart.cli.tls import check_tls
+
+        with report.check("tls"):
+            report.ok("tls", check_tls(config.http))
     if port:
         with report.check("port"):
             report.ok("port", _try_port(config.http))
@@ -165,9 +174,9 @@ def run_checks(
 def main(config: Config) -> int:
     """Print the report; returns 0, or the lowest exit code of the problems."""
     report = run_checks(config, device=fits_here, port=True)
+    _check_files(report)
     _check_cache(config, report)
-    print(render(report, shown(config.model.model), columns=_columns()))
-    sys.stdout.flush()
+    say(render(report, shown(config.model.model), columns=_columns()))
     return ProblemsFound(report.problems).exit_code if report.problems else 0
 
 
@@ -362,6 +371,15 @@ def _check_text(config: Config, report: Report) -> None:
             )
 
 
+def _check_files(report: Report) -> None:
+    """Serve asks before it checks anything."""
+    with report.check("files"):
+        from hotstart.cli.limits import raise_file_limit
+
+        if few := raise_file_limit():
+            report.warn("files", few)
+
+
 def _check_cache(config: Config, report: Report) -> None:
     """Serve says the same by itself: it needs the place before it checks."""
     from hotstart.config import cache_root
@@ -393,6 +411,7 @@ def _dtypes(config: Config, report: Report, matched: Matched) -> str:
 
 def fits_here(config: Config, report: Report) -> str:
     """The engine's own arithmetic, so that check and serve cannot disagree."""
+    from hotstart.device import host
     from hotstart.device.choose import choose
     from hotstart.engine.assemble import Prepared, size_kv
     from hotstart.engine.placement import place
@@ -419,6 +438,9 @@ def fits_here(config: Config, report: Report) -> str:
             f"piece, prefixes are reused in steps of {used} tokens, and --num-gpu-blocks-override counts "
             "these",
         )
+    threads, cores = config.device.threads, host.cores()
+    if threads is not None and threads > cores:  # they wait for each other some 150 times a token
+        report.warn("device", f"--threads {threads} on {count(cores, 'core')} is slower than leaving it out")
     size = size_kv(prepared)
     return f"fits: KV cache of {size.tokens} tokens (--kv-cache-memory-bytes={size.bytes}): {size.reason}"
 

@@ -65,7 +65,7 @@ def setup(config: LogConfig, stream: Stream | None = None) -> logging.Handler:
 
 
 class TextFormatter(logging.Formatter):
-    """``12:30:45.123 INFO  engine: message [request-id]``; colour for what is not INFO."""
+    """``11-30 12:30:45.123 INFO  engine: message [request-id]``; colour for what is not INFO."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One record, and its traceback on lines of its own."""
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        clock = time.strftime("%m-%d %H:%M:%S", time.localtime(record.created))
         level = "WARN" if record.levelname == "WARNING" else record.levelname
         name = _name(record).removeprefix("hotstart.")
         text = f"{clock}.{int(record.msecs):03d} {level:<5} {name}: {record.getMessage()}"

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import sys
 
-from hotstart.errors import ConfigError, HotstartError, ProblemsFound
+from hotstart.errors import ConfigError, EngineError, HotstartError, ProblemsFound, StorageError
 
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+_NO_MEMORY = r"allocate memory|out of memory|failed to map|memoryerror|bad_alloc|cannot load .*\.so"
+"""Words of Python, of the dynamic linker, of torch and of the C++ library."""
 USAGE = """\
 hotstart: from process start to the first token over HTTP in the least time the hardware permits
 
@@ -41,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `hotstart serve --help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        _discard_output()
         return 141
     except Exception as error:
         return explain(error, as_json=_json_wanted(words))
@@ -49,11 +51,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def explain(error: Exception, *, as_json: bool = False) -> int:
     """Print what ended a command, while it is being handled; returns the exit code."""
-    if isinstance(error, HotstartError):
-        print_error(error, as_json=as_json)
-        return error.exit_code
-    _print_defect(as_json=as_json)
-    return 1
+    from contextlib import suppress
+
+    limit = _memory_limit(error)
+    if limit and not isinstance(error, HotstartError):
+        error = EngineError(f"memory could not be had: {type(error).__name__}: {error}")
+    with suppress(OSError):  # the disk below the log is full: the exit code still counts
+        if isinstance(error, HotstartError):
+            print_error(error, as_json=as_json)
+            if limit:
+                print_error(EngineError(limit), as_json=as_json)
+        else:
+            _print_defect(as_json=as_json)
+    return error.exit_code if isinstance(error, HotstartError) else 1
 
 
 def print_error(error: HotstartError, *, as_json: bool = False) -> None:
@@ -72,6 +82,17 @@ def print_error(error: HotstartError, *, as_json: bool = False) -> None:
         print(f"hotstart: {problem.kind}: {problem.what}", file=sys.stderr)
         if problem.advice:
             print(f"  {problem.remedy}", file=sys.stderr)
+
+
+def _memory_limit(error: Exception) -> str:
+    """The limit of the address space, where it explains an error; no figure of the machine shows it."""
+    import re
+
+    if not isinstance(error, MemoryError) and not re.search(_NO_MEMORY, str(error), re.IGNORECASE):
+        return ""
+    from hotstart.cli.limits import address_space
+
+    return address_space()
 
 
 def _print_defect(*, as_json: bool) -> None:
@@ -116,10 +137,10 @@ def _run(words: list[str]) -> int:
     if first in ("--version", "-V", "-v", "version"):
         from hotstart import __version__
 
-        _print(f"hotstart {__version__}")
+        say(f"hotstart {__version__}")
         return 0
     if words in (["bench"], ["bench", "--help"], ["bench", "-h"]):
-        _print("\n".join(line.strip() for line in USAGE.splitlines() if line.startswith("  bench ")))
+        say("\n".join(line.strip() for line in USAGE.splitlines() if line.startswith("  bench ")))
         return 0
     for name, run in COMMANDS.items():
         parts = name.split()
@@ -131,7 +152,7 @@ def _run(words: list[str]) -> int:
 def _help(words: list[str]) -> int:
     """``hotstart help serve`` is ``hotstart serve --help``."""
     if not words:
-        _print(USAGE.rstrip())
+        say(USAGE.rstrip())
         return 0
     return _run([*words, "--help"])
 
@@ -144,13 +165,30 @@ def _with_help(run: Callable[[list[str]], int], argv: list[str]) -> int:
     except HelpWanted as wanted:
         from hotstart.config.help import help_text
 
-        _print(help_text(wanted.command, wanted.topic).rstrip())
+        say(help_text(wanted.command, wanted.topic).rstrip())
         return 0
 
 
-def _print(text: str) -> None:
-    print(text)
-    sys.stdout.flush()
+def say(text: str) -> None:
+    """Print to standard output. Raises StorageError where it cannot be written, on a full disk."""
+    try:
+        print(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _discard_output()
+        raise StorageError(
+            f"standard output cannot be written: {error.strerror or error}",
+            advice="make room on its disk, or send the output somewhere else",
+        ) from None
+
+
+def _discard_output() -> None:
+    """What is left in the buffer would be written at exit, and fail once more."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 def _serve(argv: list[str]) -> int:

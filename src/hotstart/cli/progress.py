@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from hotstart.errors import StorageError
 from hotstart.timeline import Phase, Timeline, awaited
 from hotstart.units import format_rate, format_seconds, format_size
 
@@ -163,7 +162,7 @@ def ended_line(phase: Phase, origin: float) -> str:
         )
     else:
         text = format_seconds(seconds)
-    done = format_seconds((time.monotonic() if phase.end is None else phase.end) - origin)
+    done = format_seconds(max(0.0, (time.monotonic() if phase.end is None else phase.end) - origin))
     return f"{phase.name}: {text}, done at {done}" + (f", {phase.detail}" if phase.detail else "")
 
 
@@ -281,16 +280,7 @@ def _first_words(detail: str) -> str:
 
 def write_startup_json(timeline: Timeline, path: str) -> None:
     """Write the timeline so that a reader sees all of it or nothing. Raises ``StorageError``."""
-    aside = f"{path}.{os.getpid()}.part"
-    try:
-        with open(aside, "w", encoding="utf-8") as file:
-            json.dump(timeline.as_dict(), file, indent=1)
-            file.write("\n")
-        os.replace(aside, path)
-    except OSError as error:
-        if os.path.exists(aside):
-            os.unlink(aside)
-        raise StorageError(
-            f"--startup-json {path} cannot be written: {error.strerror or error}",
-            advice="name a file in a directory that exists and is writable",
-        ) from None
+    from hotstart.config.output_file import write_output
+
+    text = json.dumps(timeline.as_dict(), indent=1) + "\n"
+    write_output("--startup-json", path, text.encode())

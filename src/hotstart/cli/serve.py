@@ -7,6 +7,7 @@ a thread of their own: when they pass the engine is told to read, when they fail
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # built in; signal itself costs what delays the engine
 import os
 import sys
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     import logging
     import socket
     import threading
-    from collections.abc import Iterator
     from types import FrameType
     from typing import NoReturn
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hotstart.cli.progress import Progress
     from hotstart.config.parse import Parsed
     from hotstart.config.settings import Config
+    from hotstart.errors import HotstartError
     from hotstart.frontend.startup import Startup
     from hotstart.messages import Ready
     from hotstart.storage.changes import FileState
@@ -33,14 +34,15 @@ if TYPE_CHECKING:
 # Local checks take less than this. Importing the HTTP side at the same time would slow both down,
 # and a start that fails does not need it; a download takes longer, and its progress must be served.
 _CHECKS_ALONE_SECONDS = 0.4
-_FEW_FILES = 1024
-_MANY_FILES = 1 << 20
-"""What Linux allows a process at most unless it is told otherwise (fs.nr_open in proc_sys_fs(5))."""
+_REPORT_TOGETHER_SECONDS = 5.0
+"""How long a problem that ends the start waits for others: nothing answers on the port meanwhile."""
 
 
 def run(parsed: Parsed) -> int:
     """Serve until stopped; returns the exit code. Raises what ended the start."""
-    engine = EngineProcess()
+    held_back = (2, 15)  # SIGINT, SIGTERM: until there is somebody to end the engine
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, held_back)
+    engine = _spawn()
     import signal
 
     server = _Server(parsed, engine)
@@ -54,6 +56,7 @@ def run(parsed: Parsed) -> int:
     # Until the event loop takes the signals over.
     signal.signal(signal.SIGTERM, end_at_once)
     signal.signal(signal.SIGINT, end_at_once)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, held_back)
     try:
         code = server.run()
     except Exception as error:
@@ -73,6 +76,21 @@ def run(parsed: Parsed) -> int:
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+def _spawn() -> EngineProcess:
+    try:
+        return EngineProcess()
+    except OSError as error:
+        reason = error.strerror or str(error)
+    from hotstart.cli import limits
+    from hotstart.errors import EngineError
+
+    limits.raise_file_limit()
+    raise EngineError(
+        f"the engine process cannot be started: {reason}",
+        advice="See the limits of this process (ulimit -a) and of its container",
+    )
 
 
 class _Server:
@@ -106,10 +124,11 @@ class _Server:
             self._unix_path.remove()
 
     def run(self) -> int:
-        from hotstart.cli import bind, logs
+        from hotstart.cli import bind, limits, logs
         from hotstart.cli.progress import Progress, Screen
         from hotstart.errors import raise_all
 
+        few_files = limits.raise_file_limit()
         config = self.config
         terminal = sys.stderr.isatty() and config.log.log_format == "text"
         screen = Screen(sys.stderr) if terminal else None
@@ -124,7 +143,8 @@ class _Server:
         for note in self.notes:
             log.info("%s", note)
         _warn_loopback(config, listening[0])
-        _raise_file_limit()
+        if few_files:
+            log.warning("%s", few_files)
         self.progress = Progress(self.timeline, screen=screen, enabled=config.log.use_tqdm_on_load)
         self.progress.start()
         import threading
@@ -137,6 +157,11 @@ class _Server:
         self._checks = threading.Thread(target=self._check, name="checks", daemon=True)
         self._checks.start()
         self._checks.join(timeout=_CHECKS_ALONE_SECONDS)
+        if self.checking and (unusable := self._tls_problem()) is not None:
+            # They look at the same files, and report all problems together, unless storage hangs.
+            self._checks.join(timeout=_REPORT_TOGETHER_SECONDS)
+            if self.checking:
+                startup.fail([unusable])
         code = 0
         if not startup.failed:
             with self.timeline.phase("import HTTP server"):
@@ -234,6 +259,22 @@ class _Server:
             )
         )
 
+    def _tls_problem(self) -> HotstartError | None:
+        """Why the HTTP side cannot be set up with the files of ``--ssl-*``."""
+        from hotstart.errors import HotstartError
+
+        try:
+            self._check_tls()
+        except HotstartError as error:
+            return error
+        return None
+
+    def _check_tls(self) -> None:
+        if self.config.http.ssl_certfile is not None:
+            from hotstart.cli.tls import check_tls
+
+            check_tls(self.config.http)
+
     def _located(self) -> Config:
         """The settings with the model's directory; what must be fetched first has a phase of its own."""
         from hotstart.checkpoint.resolve import is_path
@@ -249,6 +290,7 @@ class _Server:
                 if config.load.expect_mount is None:
                     raise
                 return config  # the mount is the likelier cause: the checks look at it and report both
+        self._check_tls()  # a download may take hours, and be served with these files meanwhile
         with self.timeline.phase("fetch" if is_location(config.model.model) else "download") as phase:
 
             def report(done: int, total: int) -> None:
@@ -280,8 +322,7 @@ class _Server:
             log.info("start timeline\n%s", startup_table(self.timeline))
         cache = self.config.cache
         given = cache.kv_cache_memory_bytes or cache.num_gpu_blocks_override
-        for line in _kv_cache_lines(ready, computed=not given):
-            log.info("KV cache: %s", line)
+        log.info("KV cache: %s", _kv_cache_line(ready, computed=not given))
         if self.config.log.startup_json:
             try:
                 write_startup_json(self.timeline, self.config.log.startup_json)
@@ -298,25 +339,20 @@ class _Server:
         log.info("ready after %s", format_seconds(took))
 
 
-def _kv_cache_lines(ready: Ready, *, computed: bool) -> Iterator[str]:
+def _kv_cache_line(ready: Ready, *, computed: bool) -> str:
     """How large, and why. On a CPU the size is a bound: pages appear when tokens are written."""
     from hotstart.units import format_size
 
-    size = f"{format_size(ready.kv_cache_bytes)}, {ready.kv_cache_tokens} tokens"
-    if ready.device.startswith("cpu"):
-        yield (
-            f"at most {size}, which take memory only as they are written; "
-            "for less: --kv-cache-memory-bytes=SIZE"
-        )
-    else:
-        yield size
-    if computed:
-        yield (
-            f"{ready.kv_cache_reason}; to skip the computation next time: "
-            f"--kv-cache-memory-bytes={ready.kv_cache_bytes}"
-        )
-    else:
-        yield ready.kv_cache_reason
+    size = f"{format_size(ready.kv_cache_bytes)} ({ready.kv_cache_tokens} tokens)"
+    on_cpu = ready.device.startswith("cpu")
+    if on_cpu:
+        size = f"taken as tokens are written, up to {size}"
+    if not computed:
+        return f"{size}, {ready.kv_cache_reason}"
+    flag = f"--kv-cache-memory-bytes={ready.kv_cache_bytes}"
+    if on_cpu:
+        return f"{size}; this bound, or a lower one, as a flag: {flag}"
+    return f"{size}: {ready.kv_cache_reason}; to skip the computation next time: {flag}"
 
 
 def _log() -> logging.Logger:
@@ -329,23 +365,6 @@ def _version() -> str:
     from hotstart import __version__
 
     return __version__
-
-
-def _raise_file_limit() -> None:
-    """As many descriptors as are allowed: each connection takes one, and 1024 is a common default."""
-    import contextlib
-    import resource
-
-    unlimited = resource.RLIM_INFINITY
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # A soft limit above fs.nr_open is refused, and "unlimited" is above it.
-    wanted = _MANY_FILES if hard == unlimited else min(hard, _MANY_FILES)
-    if soft != unlimited and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if soft != unlimited and soft < _FEW_FILES:
-        _log().warning("at most %d files and connections may be open (ulimit -n); more are refused", soft)
 
 
 def _warn_loopback(config: Config, listening: socket.socket) -> None:

@@ -26,16 +26,22 @@ _COST = (
 class CacheRoot:
     """The outcome of :func:`resolve`."""
 
-    __slots__ = ("chosen", "path", "reason", "writable")
+    __slots__ = ("chosen", "obstacle", "path", "reason")
 
-    def __init__(self, path: str, *, chosen: bool, writable: bool, reason: str) -> None:
+    def __init__(self, path: str, *, chosen: bool, reason: str, obstacle: str = "") -> None:
         self.path = path
         """Absolute; empty when no place could even be named."""
         self.chosen = chosen
         """The user named it; False for the default below the home directory."""
-        self.writable = writable
+        self.obstacle = obstacle
+        """Why nothing can be written there, in a few words; empty: it can."""
         self.reason = reason
         """A log line: where the path comes from, or why there are no caches and what that costs."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether a file could be written there."""
+        return not self.obstacle
 
 
 def resolve(flag: str | None, environ: Mapping[str, str]) -> CacheRoot:
@@ -43,16 +49,17 @@ def resolve(flag: str | None, environ: Mapping[str, str]) -> CacheRoot:
     path, source = _choose(flag, environ)
     chosen = source != "default"
     if not path:
-        reason = f"no home directory for user {os.getuid()} and no --cache-root: {_COST}"
-        return CacheRoot("", chosen=False, writable=False, reason=reason)
+        obstacle = f"no home directory for user {os.getuid()}"
+        reason = f"{obstacle} and no --cache-root: {_COST}"
+        return CacheRoot("", chosen=False, reason=reason, obstacle=obstacle)
     obstacle = _try_to_write(path)
     if obstacle:
         reason = (
             f"cache root {path} ({source}) cannot be written ({obstacle}): {_COST}; "
             "set --cache-root to a writable directory"
         )
-        return CacheRoot(path, chosen=chosen, writable=False, reason=reason)
-    return CacheRoot(path, chosen=chosen, writable=True, reason=f"cache root {path} ({source})")
+        return CacheRoot(path, chosen=chosen, reason=reason, obstacle=obstacle)
+    return CacheRoot(path, chosen=chosen, reason=f"cache root {path} ({source})")
 
 
 def compiler_caches(path: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -112,7 +119,10 @@ def _choose(flag: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
 def _absolute(path: str, environ: Mapping[str, str]) -> str:
     if path == "~" or path.startswith("~/"):
         path = _home(environ) + path[1:]
-    return os.path.abspath(path)
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:  # the working directory is gone: nothing can be written there, which is said
+        return path
 
 
 def _home(environ: Mapping[str, str]) -> str:

@@ -242,6 +242,10 @@ class _Reading:
         ]
         if not named or not named[-1].words:
             return []
+        if len(named) > 1:
+            files = [" ".join(use.words) for use in named]
+            self._problem(f"{named[0]} is given {len(named)} times: {_listed(files)}", expected="one file")
+            return []
         from hotstart.config.file import read_uses
 
         uses, problems = read_uses(self.command, named[-1].words[-1])
@@ -262,7 +266,9 @@ class _Reading:
         except ValueError:
             shown = use.shown()
             found = f"{use} is {shown}" if shown else f"{use} has no value"
-            self._problem(found, expected=row.kind.expects)
+            near = row.kind.nearest(use.words[-1] if use.words else str(use.value))
+            advice = f"Did you mean {near}?" if near else ""
+            self._problem(found, expected=row.kind.expects, advice=advice)
             return
         if reason := row.refusal(value):
             self._refuse(use, *reason)

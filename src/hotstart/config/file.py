@@ -15,6 +15,8 @@ from hotstart.config.flags import Flag
 from hotstart.config.text_file import LARGEST, read_text
 from hotstart.errors import ConfigError
 
+_MERGE = "tag:yaml.org,2002:merge"
+
 
 def read_uses(command: Command, path: str) -> tuple[list[Use], list[ConfigError]]:
     """The uses of flags that a file holds, in its order, and what is wrong with it.
@@ -70,6 +72,10 @@ def _entries(path: str) -> list[tuple[str, object, int]]:
             return []
         if not isinstance(root, yaml.MappingNode):
             raise ConfigError(f"--config {path} holds no mapping", expected="lines such as `port: 8000`")
+        if merge := next((key for key, _ in root.value if key.tag == _MERGE), None):
+            raise yaml.MarkedYAMLError(
+                problem="<< merges nothing at this level; write the keys out", problem_mark=merge.start_mark
+            )
         return [
             (str(_plain(loader, key)), _plain(loader, value), key.start_mark.line + 1)
             for key, value in root.value

@@ -62,6 +62,11 @@ NO_EFFECT_GROUP = Group(
     no_effect(
         "--scheduler-delay-factor", kind=Number(0), because="waiting requests are taken in at every step"
     ),
+    no_effect(
+        "--swap-space",
+        kind=Number(0),
+        because="preempted requests are computed again, not swapped, as in vLLM since its V1 engine",
+    ),
     no_effect("--max-num-partial-prefills", kind=_ONE, because=_BUDGET),
     no_effect("--max-long-partial-prefills", kind=_ONE, because=_BUDGET),
     no_effect("--disable-cascade-attn", because="cascade attention is not used"),

@@ -108,6 +108,7 @@ def _check_together(arguments: Arguments) -> None:
         ]
     if ("http.ssl_keyfile" in values) != ("http.ssl_certfile" in values):
         problems.append(ConfigError("TLS needs both --ssl-certfile and --ssl-keyfile; only one is given"))
+    problems += _client_certificates(values)
     seqs, tokens = values.get("scheduler.max_num_seqs"), values.get("scheduler.max_num_batched_tokens")
     if seqs and tokens and tokens < seqs:
         problems.append(
@@ -127,6 +128,34 @@ def _check_together(arguments: Arguments) -> None:
             )
         )
     raise_all(problems)
+
+
+def _client_certificates(values: Mapping[str, Any]) -> list[HotstartError]:
+    """Flags that ask clients for certificates, and would not: a server left open by mistake."""
+    wanted, authorities = values.get("http.ssl_cert_reqs"), values.get("http.ssl_ca_certs")
+    problems: list[HotstartError] = []
+    if authorities is not None and wanted is None:
+        problems.append(
+            ConfigError(
+                "--ssl-ca-certs is given, and clients are not asked for certificates",
+                expected="--ssl-cert-reqs too (2: required, 1: optional, 0: not asked for)",
+            )
+        )
+    if wanted and authorities is None:
+        problems.append(
+            ConfigError(
+                f"--ssl-cert-reqs {wanted} is given without authorities to check certificates by",
+                expected="--ssl-ca-certs too",
+            )
+        )
+    if authorities is not None and "http.ssl_certfile" not in values and "http.ssl_keyfile" not in values:
+        problems.append(
+            ConfigError(
+                "--ssl-ca-certs is given without a certificate of the server's own",
+                expected="--ssl-certfile and --ssl-keyfile too",
+            )
+        )
+    return problems
 
 
 def _injected(environ: Mapping[str, str]) -> list[str]:

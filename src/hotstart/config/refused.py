@@ -284,13 +284,6 @@ _MEMORY = Group(
         kind=_TEXT,
         because=_OFFLOAD,
     ),
-    refused(
-        "--swap-space",
-        kind=Number(0),
-        only=(0.0,),
-        because="preempted requests are computed again, not swapped",
-        instead="leave it out",
-    ),
     refused("--kv-offloading-size", kind=Number(0), only=(0.0,), because=_OFFLOAD, instead="leave it out"),
     refused("--kv-offloading-backend", kind=_TEXT, because=_OFFLOAD),
     refused(

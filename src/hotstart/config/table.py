@@ -54,7 +54,7 @@ _MODEL_GROUP = Group(
     flag(
         "--max-model-len",
         to="model.max_model_len",
-        kind=Whole(1, words={"auto": -1, "-1": -1}),
+        kind=Whole(2, words={"auto": -1, "-1": -1}, why="one token of a prompt and one of its answer"),
         help="longest prompt plus answer, in tokens; auto: the longest that fits; default: the model's own",
     ),
     flag(

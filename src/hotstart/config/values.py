@@ -29,6 +29,10 @@ class Kind:
             raise ValueError
         return text
 
+    def nearest(self, text: str) -> str:
+        """The value that ``text`` was probably meant to be; empty: nobody knows."""
+        return ""
+
     def convert(self, value: object) -> object:
         """Read a value of a YAML file. Raises ``ValueError``."""
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
@@ -64,6 +68,13 @@ class Choice(Kind):
             raise ValueError
         return word
 
+    def nearest(self, text: str) -> str:
+        """The most similar word."""
+        from difflib import get_close_matches
+
+        near = get_close_matches(text.lower(), [*self.words, *self._also], n=1, cutoff=0.5)
+        return near[0] if near else ""
+
 
 class Switch(Kind):
     """On or off: ``--x``, ``--no-x``, ``--x=false``."""
@@ -94,11 +105,18 @@ class Whole(Kind):
 
     metavar = "N"
 
-    def __init__(self, low: int, high: int | None = None, *, words: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        low: int,
+        high: int | None = None,
+        *,
+        words: Mapping[str, int] | None = None,
+        why: str = "",
+    ) -> None:
         self._low, self._high = low, high
         self._words = words or {}
         bound = f"{low} or more" if high is None else f"from {low} to {high}"
-        self.expects = f"a whole number, {bound}"
+        self.expects = f"a whole number, {bound}" + (f" ({why})" if why else "")
         if self._words:
             self.expects += ", or " + ", ".join(self._words)
 

@@ -14,6 +14,7 @@ from hotstart.checkpoint.base import Checkpoint, ModelFiles
 from hotstart.checkpoint.files import load_model_files, overrides_of
 from hotstart.checkpoint.folder import open_folder
 from hotstart.checkpoint.layout import open_checkpoint
+from hotstart.checkpoint.wording import count
 from hotstart.config.settings import Config
 from hotstart.device import host
 from hotstart.device.choose import choose
@@ -289,7 +290,7 @@ def _build(prepared: Prepared, weights: Weights, kv: KVSize) -> Built:
     if device.type == "cpu":
         threads = config.device.threads or host.cores()
         torch.set_num_threads(threads)
-        described = f"cpu, {threads} threads"
+        described = f"cpu, {count(threads, 'thread')}"
     model = prepared.family.build(
         prepared.geometry,
         weights.store(),

@@ -26,6 +26,8 @@ CUDA_FIXED = 1536 << 20
 
 _LARGEST_SHARE = 0.98
 """Of the memory; a larger one is not advised."""
+_STEADY_SHARE = 0.98
+"""Of what is free now: what advice may count on a little later."""
 _USUAL_SHARE = 0.9
 """Whoever gave less had this machine in mind, not the larger one that is advised."""
 
@@ -40,6 +42,11 @@ class Memory(Struct, frozen=True):
     limited_by: str
     free: int
     """Bytes free now, with nothing of ours loaded."""
+
+    @property
+    def steady(self) -> int:
+        """Bytes that will still be free when advice is followed, as others come and go."""
+        return int(self.free * _STEADY_SHARE)
 
     @property
     def held(self) -> int:
@@ -107,16 +114,13 @@ def kv_size(
     """
     share = int(memory.limit * utilization)
     room = min(share, memory.free) - need.beside_cache
-    arithmetic = (
-        f"{format_size(memory.limit)} ({memory.limited_by}) x {utilization:g} = {format_size(share)}, "
-        f"{format_size(memory.free)} free (others hold {format_size(memory.held)}); "
-        f"weights {format_size(need.weights)}, activations {format_size(need.activations)}, "
-        f"processes {format_size(need.fixed)}"
-    )
+    steady = min(share, memory.steady) - need.beside_cache
+    arithmetic = _arithmetic(memory, need, utilization)
     _check_loading(memory, need, arithmetic)
     if requested is not None:
         limit = memory.free - need.beside_cache
         if requested > limit:
+            limit = memory.steady - need.beside_cache
             ways = ["pass a smaller value", "leave the flag out to have it computed"] if limit > 0 else []
             ways += smaller_step(need.activations + limit - requested)
             ways = ways or _more_memory(memory, need.beside_cache + requested, 1.0)
@@ -132,21 +136,35 @@ def kv_size(
         wanted = min(wanted, max(tokens, block_size))
     if tokens < wanted:
         kv = -(-wanted // block_size) * block
+        longest = {None: "the model's whole context", -1: f"{wanted} tokens"}.get(
+            max_model_len, f"--max-model-len {wanted}"
+        )
         found = (
-            f"one request of --max-model-len {wanted} needs {format_size(kv)} of KV cache "
+            f"one request of {longest} needs {format_size(kv)} of KV cache "
             f"({wanted} tokens x {need.kv_per_token} bytes), and {format_size(size)} are left on "
             f"{memory.name}: {arithmetic}"
         )
         total = need.beside_cache + kv
-        ways = [f"lower --max-model-len to at most {tokens}"] if tokens else []
+        most = (size if requested is not None else max(0, steady)) // block * block_size
+        ways = [f"lower --max-model-len to at most {most}"] if most else []
         if requested is None:
-            ways += smaller_step(need.activations + room - kv)
+            ways += smaller_step(need.activations + steady - kv)
         else:
             ways.append(f"raise {given_by.name} to at least {-(-kv // given_by.unit)}")
         if not ways or total <= 2 * memory.limit:  # nobody adds that much where a flag helps
             ways += _more_memory(memory, total, utilization if requested is None else 1.0)
         raise DeviceError(found, expected=f"{format_size(total)} in all", advice=_to_start(ways))
     return KVSize(size, tokens, wanted, reason, arithmetic)
+
+
+def _arithmetic(memory: Memory, need: Need, utilization: float) -> str:
+    return (
+        f"{format_size(memory.limit)} ({memory.limited_by}) x {utilization:g} = "
+        f"{format_size(int(memory.limit * utilization))}, "
+        f"{format_size(memory.free)} free (others hold {format_size(memory.held)}); "
+        f"weights {format_size(need.weights)}, activations {format_size(need.activations)}, "
+        f"processes {format_size(need.fixed)}"
+    )
 
 
 def _check_loading(memory: Memory, need: Need, arithmetic: str) -> None:
@@ -158,7 +176,7 @@ def _check_loading(memory: Memory, need: Need, arithmetic: str) -> None:
             f"on {memory.name}: {arithmetic}",
             expected=f"{format_size(total)} free",
             advice="To start, serve them as they are stored (--dtype auto), store the checkpoint in "
-            f"that dtype, or give the server {format_size((total + memory.held) * 1.005)}",
+            f"that dtype, or give the server {format_size(_printed(total / _STEADY_SHARE + memory.held))}",
         )
 
 
@@ -179,12 +197,16 @@ def _to_start(ways: list[str]) -> str:
 def _more_memory(memory: Memory, total: int, utilization: float) -> list[str]:
     """A way to have ``total`` bytes, where ``utilization`` and what others hold leave less."""
     share = math.ceil(total / memory.limit * 100) / 100
-    if utilization < share <= _LARGEST_SHARE and total <= memory.free:
+    if utilization < share <= _LARGEST_SHARE and total <= memory.steady:
         return [f"raise --gpu-memory-utilization to {share:.2f}"]
-    if total <= memory.free and share <= utilization:
+    if total <= memory.steady and share <= utilization:
         return []
     usual = max(utilization, _USUAL_SHARE)
-    # Sizes are printed with three figures: half a unit more than what is needed.
-    needed = max(total / usual, total + memory.held) * 1.005
+    needed = _printed(max(total / usual, total / _STEADY_SHARE + memory.held))
     with_share = f" and raise --gpu-memory-utilization to {usual:g}" if usual > utilization else ""
     return [f"give the server {format_size(needed)}{with_share}"]
+
+
+def _printed(needed: float) -> float:
+    """Sizes are printed with three figures: half a unit more than what is needed."""
+    return needed * 1.005

@@ -85,12 +85,21 @@ def import_torch() -> str:
     return "lean"
 
 
+def import_plainly() -> None:
+    """Import all of torch, for a process whose other code may want it."""
+    if "torch" not in sys.modules:
+        _import()
+
+
 def _import() -> None:
     # No garbage to speak of, and a collector that walks half a million new objects again and again.
     enabled = gc.isenabled()
     gc.disable()
     try:
-        import torch  # noqa: F401
+        with warnings.catch_warnings():
+            # numpy is no dependency of torch, nor of ours.
+            warnings.filterwarnings("ignore", message="Failed to initialize NumPy: No module named")
+            import torch  # noqa: F401
     finally:
         if enabled:
             gc.enable()

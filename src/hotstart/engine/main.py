@@ -20,6 +20,7 @@ _PR_SET_PDEATHSIG = 1
 def main(fd: int, parent: int) -> None:
     """Run as the child whose end of the socket pair is ``fd``; never returns."""
     _die_with_parent(parent)
+    _stand_somewhere()
     # Whoever ends the server signals the frontend, which lets requests finish; a signal to the whole
     # process group or control group must not cut them off.
     ignored = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -60,6 +61,14 @@ class TorchImport:
         self._done.wait()
         if self._error is not None:
             raise self._error
+
+
+def _stand_somewhere() -> None:
+    """Leave a working directory that was deleted: libraries of torch find theirs from where they stand."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os.chdir("/")
 
 
 def _calm_openmp() -> None:

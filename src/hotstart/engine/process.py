@@ -134,7 +134,7 @@ def _serve(
     )
     if afterwards is not None:
         afterwards.go_on()
-    spare = SpareTime(built.tune(), (_freeze, _load_generators, built.weights.close), link.wait)
+    spare = SpareTime(built.tune(), (_freeze, built.weights.close), link.wait)
     while True:
         spare.use(busy=engine.has_work)
         _take(link, engine, block=not engine.has_work)
@@ -164,15 +164,6 @@ def _log_dtype(link: Link, prepared: Prepared) -> None:
     by = "as stored" if prepared.config.model.dtype == "auto" else "by --dtype"
     text = f"dtype: {matched.dtype}, {by} (weights: {stored})"
     link.send(LogEvent(logging.INFO, text))
-
-
-def _load_generators() -> None:
-    """What the first seeded request needs, which no start should wait for."""
-    import torch
-
-    from hotstart.engine.sampler import new_generator
-
-    new_generator(torch.device("cpu"))
 
 
 def _freeze() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hotstart.device.generator import new_generator as new_generator
+from hotstart.device.generator import new_generator
 from hotstart.engine.request import Request
 from hotstart.engine.sampling_numbers import Draw, Edits, Numbers
 from hotstart.engine.step_memory import CUT_BYTES, FLOAT

@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from hotstart.checkpoint.wording import count
 from hotstart.frontend.context import Frontend
 from hotstart.frontend.errors import ApiError
 from hotstart.frontend.generation import Delta, Generation
@@ -112,8 +113,8 @@ class GenerationEndpoint(Generic[R]):
         shown = first.prompt[: config.max_log_len]
         text = first.tokenizer.decode(shown, skip_special_tokens=False)[: config.max_log_len]
         log.info(
-            "received %d choices, prompt %r, ids %s, %s",
-            len(generation.choices),
+            "received: %s, prompt %r, ids %s, %s",
+            count(len(generation.choices), "choice"),
             text,
             shown,
             first.params,

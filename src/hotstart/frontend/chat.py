@@ -53,7 +53,7 @@ class Chat:
             kwargs["reasoning_effort"] = request.reasoning_effort
         continues = bool(request.continue_final_message)
         prompt = render_prompt(
-            checked,
+            checked.text,
             request.messages,
             add_generation_prompt=request.add_generation_prompt is not False,
             continue_final_message=continues,
@@ -87,10 +87,7 @@ class ChatAnswer:
         self._created = int(time.time())
         self._prompt = choices[0].prompt
         http = frontend.config.http
-        as_ids = request.return_tokens_as_token_ids
-        self._names = TokenNames(
-            checked.text.tokenizer, as_ids=http.return_tokens_as_token_ids if as_ids is None else as_ids
-        )
+        self._names = TokenNames(checked.text.tokenizer, http, request)
         self._usage = UsageReport(http, request, [self._prompt], choices)
         last = request.messages[-1]
         new_message = request.add_generation_prompt is not False

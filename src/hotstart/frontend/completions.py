@@ -93,19 +93,11 @@ class CompletionAnswer:
         self._created = int(time.time())
         self._prompts = prompts
         self._tokenizer = checked.text.tokenizer
-        as_ids = request.return_tokens_as_token_ids
-        self._names = TokenNames(
-            self._tokenizer,
-            as_ids=frontend.config.http.return_tokens_as_token_ids if as_ids is None else as_ids,
-        )
+        http = frontend.config.http
+        self._names = TokenNames(self._tokenizer, http, request)
         self._only_echo = _asked(request) == 0
-        self._usage = UsageReport(
-            frontend.config.http,
-            request,
-            [ids for ids, _ in prompts],
-            choices,
-            answered=not self._only_echo,
-        )
+        prompt_ids = [ids for ids, _ in prompts]
+        self._usage = UsageReport(http, request, prompt_ids, choices, answered=not self._only_echo)
         self._offsets = [TextOffset(self._tokenizer) for _ in choices]
         self._opened = [False] * len(choices)
 

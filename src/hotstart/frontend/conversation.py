@@ -8,7 +8,7 @@ import msgspec
 
 from hotstart.frontend.errors import ApiError
 from hotstart.frontend.protocol.chat import ContentPart, Message, ToolCall
-from hotstart.frontend.startup import Checked
+from hotstart.frontend.start import Text
 
 if TYPE_CHECKING:  # jinja2 is imported only where there is a template
     from hotstart.frontend.chat_template import ChatTemplate
@@ -17,7 +17,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def render_prompt(
-    checked: Checked,
+    text: Text,
     messages: list[Message],
     *,
     add_generation_prompt: bool,
@@ -25,9 +25,9 @@ def render_prompt(
     template_kwargs: dict[str, object],
 ) -> str:
     """The prompt of a conversation. Raises :class:`ApiError` 400 with what to change."""
-    template = checked.text.template
+    template = text.template
     if template is None:
-        raise ApiError(400, checked.text.no_template)
+        raise ApiError(400, text.no_template)
     if add_generation_prompt and continue_final_message:
         raise ApiError(
             400,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import resource
-import select
-import time
+from collections import deque
 from collections.abc import Callable
-from typing import ClassVar
 
+import uvicorn.server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from hotstart.frontend.descriptors import Descriptors
 from hotstart.frontend.errors import ApiError
+from hotstart.frontend.hangups import Hangups, Watch
 
 log = logging.getLogger("hotstart.http")
 
@@ -29,9 +29,19 @@ _COMMENT = b"3\r\n:\n\n\r\n"
 _PROBE_SECONDS = 1.0
 """Between the first two probes; the time doubles from then on."""
 
-_RESERVE = 32
-"""Descriptors kept from connections, at most; files, pipes and DNS need some at any time."""
-_WARN_SECONDS = 10.0
+_LINGER_SECONDS = 1.0
+_MOST_LINGERING = 8
+"""Connections that are turned away at the same time and may still send; more are closed at once."""
+
+
+class ServerState(uvicorn.server.ServerState):
+    """What the connections of a server share."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.descriptors = Descriptors()
+        self.hangups = Hangups(loop)
+        self.lingering: deque[HttpProtocol] = deque()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -47,48 +57,50 @@ class HttpProtocol(HttpToolsProtocol):
     sending half, gives all of them up.
     """
 
+    server_state: ServerState
     _in_headers = True
     _header_bytes = 0
     _running: RequestResponseCycle | None = None
     """The request that is being answered; uvicorn's ``cycle`` is the newest, which may only queue."""
-    _hangup: select.epoll | None = None
+    _hangup: Watch | None = None
     _next_probe: asyncio.TimerHandle | None = None
-    _refused: ClassVar[int] = 0
-    _warned: ClassVar[float] = float("-inf")
+    _linger_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected; it is turned away when descriptors are about to run out."""
         super().connection_made(transport)
-        # The kernel gives out the lowest free number, so a high one means that all below are taken.
-        number = transport.get_extra_info("socket").fileno()
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if limit == resource.RLIM_INFINITY or number < limit - min(_RESERVE, limit // 8):
-            return
-        # At the limit itself accepting fails, and the event loop drops connections without a word.
+        if self.client is not None:
+            # An IPv4 address on a socket for both families; trusted proxies are listed in their own form.
+            self.client = self.client[0].removeprefix("::ffff:"), self.client[1]
+        if self.server_state.descriptors.refuse(transport.get_extra_info("socket").fileno()):
+            self._turn_away()
+
+    def _turn_away(self) -> None:
         error = ApiError(503, "Too many connections are open.", retry_after=1).response()
         fields = b"".join(b"%s: %s\r\n" % header for header in error.raw_headers)
-        transport.write(
+        self.transport.write(
             b"HTTP/1.1 503 Service Unavailable\r\n%sconnection: close\r\n\r\n%s" % (fields, error.body)
         )
-        transport.close()
-        self._say_refused(limit)
-
-    @classmethod
-    def _say_refused(cls, limit: int) -> None:
-        cls._refused += 1
-        if (now := time.monotonic()) - cls._warned >= _WARN_SECONDS:
-            log.warning(
-                "refused %d connections: nearly all of the %d files that this process may have open "
-                "are taken; raise the limit (ulimit -n), or have clients reuse connections",
-                cls._refused,
-                limit,
-            )
-            cls._refused, cls._warned = 0, now
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        # Closing on bytes that are not read resets the connection, and the answer may be lost.
+        self.transport.write_eof()
+        self._linger_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+        lingering = self.server_state.lingering
+        lingering.append(self)
+        # They hold descriptors of the reserve, of which others must find some.
+        while len(lingering) > max(1, min(_MOST_LINGERING, self.server_state.descriptors.reserve // 2)):
+            lingering.popleft().transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed, by whichever side."""
         if self._next_probe is not None:
             self._next_probe.cancel()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            if self in self.server_state.lingering:
+                self.server_state.lingering.remove(self)
         self._stop_watching()
         self.pipeline.clear()
         if self._running is not None:
@@ -98,7 +110,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._linger_timer is not None:
             return
         if self._in_headers:
             # The parser takes the body of a request with an Upgrade header for the other protocol's
@@ -125,27 +137,25 @@ class HttpProtocol(HttpToolsProtocol):
             return False
         if self.scheme == "https" or cycle.scope["http_version"] != "1.1":
             return False
-        if not self._watch(0, self.transport.abort):
+        if not self._watch(self.transport.abort, half=False):
             return False
         cycle.keep_alive = False
         self._probe(_PROBE_SECONDS)
         return True
 
-    def _watch(self, events: int, react: Callable[[], None]) -> bool:
-        """Have ``react`` called on ``events`` of the socket and on a reset; whether that is possible."""
+    def _watch(self, react: Callable[[], None], *, half: bool) -> bool:
+        """Have ``react`` called when the client is gone, or with ``half`` sends no more; if possible."""
         self._stop_watching()
+        number = self.transport.get_extra_info("socket").fileno()
         try:
-            self._hangup = select.epoll()
-            self._hangup.register(self.transport.get_extra_info("socket").fileno(), events)
-        except OSError:
+            self._hangup = self.server_state.hangups.watch(number, react, half=half)
+        except (OSError, ValueError):
             return False
-        self.loop.add_reader(self._hangup.fileno(), react)
         return True
 
     def _stop_watching(self) -> None:
         if self._hangup is not None:
-            self.loop.remove_reader(self._hangup.fileno())
-            self._hangup.close()
+            self._hangup.stop()
             self._hangup = None
 
     def _client_sends_no_more(self) -> None:
@@ -176,7 +186,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._running = self.cycle
         elif self._hangup is None:
             # uvicorn reads nothing while requests queue, and so would not see the client leave.
-            self._watch(select.EPOLLRDHUP, self._client_sends_no_more)
+            self._watch(self._client_sends_no_more, half=True)
 
     def on_response_complete(self) -> None:
         """The answer of the running request is written; the next one starts."""

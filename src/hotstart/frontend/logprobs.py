@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import codecs
 
+from hotstart.config.settings import HttpConfig
 from hotstart.frontend.protocol.chat import ChatLogprob, ChatLogprobs, TopLogprob
 from hotstart.frontend.protocol.completions import CompletionLogprobs
-from hotstart.frontend.protocol.requests import PromptLogprob, PromptLogprobsBody
+from hotstart.frontend.protocol.requests import GenerationRequest, PromptLogprob, PromptLogprobsBody
 from hotstart.frontend.tokenizer import Tokenizer
 from hotstart.messages import TokenLogprobs
 
@@ -17,9 +18,10 @@ _LOWEST = -9999.0
 class TokenNames:
     """How tokens are written in answers: as text, or as ``token_id:42`` when asked for."""
 
-    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, http: HttpConfig, request: GenerationRequest) -> None:
         self._tokenizer = tokenizer
-        self._as_ids = as_ids
+        asked = request.return_tokens_as_token_ids
+        self._as_ids = http.return_tokens_as_token_ids if asked is None else asked
 
     def name(self, token: int) -> str:
         """The token's text."""

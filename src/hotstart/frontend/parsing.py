@@ -34,6 +34,10 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/json" and not kind.endswith(b"+json"):
         raise ApiError(415, "The Content-Type must be application/json.")
+    coding = headers.get(b"content-encoding", b"").strip().lower()
+    if coding not in (b"", b"identity"):
+        name = coding[:100].decode("latin-1")
+        raise ApiError(415, f"The Content-Encoding {name} is not supported; send the body uncompressed.")
     too_large = ApiError(413, f"The body is larger than {limit} bytes, the limit of this server.")
     length = headers.get(b"content-length", b"0").lstrip(b"0")
     # Python refuses to read numbers of thousands of digits; one of twenty is too large anyway.

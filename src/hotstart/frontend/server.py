@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
+from hotstart.checkpoint.wording import count
 from hotstart.config.settings import Config
 from hotstart.errors import ConfigError, EngineError
 from hotstart.frontend.app import create_app
@@ -21,12 +22,13 @@ from hotstart.frontend.engine_client import EngineClient
 from hotstart.frontend.engine_writer import EngineWriter
 from hotstart.frontend.errors import ApiError
 from hotstart.frontend.gate import Gate
-from hotstart.frontend.http_protocol import HttpProtocol
+from hotstart.frontend.http_protocol import HttpProtocol, ServerState
 from hotstart.frontend.liveness import Liveness
 from hotstart.frontend.metrics import Metrics
 from hotstart.frontend.rehearsal import rehearse
 from hotstart.frontend.startup import Startup, State
 from hotstart.frontend.stats_log import StatsLog
+from hotstart.frontend.tls import HANDSHAKE_SECONDS, server_context
 from hotstart.timeline import Timeline
 
 log = logging.getLogger("hotstart.frontend")
@@ -202,9 +204,11 @@ class _Lifecycle:
             return self._failed()
         timeout = frontend.config.http.shutdown_timeout
         active = frontend.gate.active
-        waits = (
-            f"requests that run may finish within {timeout:g} s: {active}" if active else "no request runs"
-        )
+        waits = "no request runs"
+        if active:
+            waits = (
+                f"{count(active, 'request')} may finish within {timeout:g} s; a second signal cuts them off"
+            )
         log.info("stopping on %s: %s", self._signals[0].name, waits)
         idle = asyncio.ensure_future(frontend.gate.idle())
         idle.add_done_callback(lambda _: self.wake())
@@ -220,6 +224,11 @@ class _Lifecycle:
         self.at_once = len(self._signals) > 1
         if not startup.stop():
             return self._failed()
+        if cut := frontend.gate.active:
+            why = (
+                f"a second signal, {self._signals[1].name}" if self.at_once else f"{timeout:g} s have passed"
+            )
+            log.warning("%s: %s cut off", why, count(cut, "request"))
         frontend.client.fail_all(frontend.gate.closed())
         return 0
 
@@ -252,26 +261,47 @@ class _HttpServer(uvicorn.Server):
                 proxy_headers=True,
                 timeout_graceful_shutdown=_CLOSE_GRACE,
                 timeout_keep_alive=75,
-                ssl_keyfile=config.ssl_keyfile,
-                ssl_certfile=config.ssl_certfile,
-                ssl_ca_certs=config.ssl_ca_certs,
-                ssl_cert_reqs=config.ssl_cert_reqs,
             )
         )
         try:
             self.config.load()
+            self.server_state: ServerState = ServerState(asyncio.get_running_loop())
+        except OSError as error:
+            raise ConfigError(
+                f"the HTTP server cannot be set up: {error.strerror or error}",
+                advice="If files are short, raise the limit (ulimit -n)",
+            ) from None
+        try:
+            self._tls = server_context(config, self.server_state.descriptors)
         except OSError as error:  # ssl.SSLError is one
-            if config.ssl_certfile is None and config.ssl_keyfile is None:
-                raise ConfigError(
-                    f"the HTTP server cannot be set up: {error.strerror or error}",
-                    advice="If files are short, raise the limit (ulimit -n)",
-                ) from None
             raise ConfigError(
                 f"--ssl-certfile {config.ssl_certfile} and --ssl-keyfile {config.ssl_keyfile} "
                 f"cannot be used: {error.strerror or error}",
                 expected="a PEM certificate chain and its key",
             ) from None
         self._stop = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept on ``sockets``; uvicorn's own way knows no time limit for the handshake."""
+        await super().startup([])
+
+        def protocol() -> HttpProtocol:
+            return HttpProtocol(self.config, self.server_state, self.lifespan.state)
+
+        for listener in sockets or ():
+            server = await asyncio.get_running_loop().create_server(
+                protocol,
+                sock=listener,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if self._tls else None,
+                backlog=self.config.backlog,
+            )
+            self.servers.append(server)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the connections; none is watched afterwards."""
+        await super().shutdown(sockets)
+        self.server_state.hangups.close()
 
     def stop(self, *, at_once: bool) -> None:
         """Close the listeners, then the connections; ``at_once``: without waiting for them."""

@@ -84,7 +84,7 @@ class Service:
         text, special = asked.prompt or "", asked.add_special_tokens is not False
         if asked.messages is not None:
             text = render_prompt(
-                checked,
+                checked.text,
                 asked.messages,
                 add_generation_prompt=asked.add_generation_prompt is not False,
                 continue_final_message=bool(asked.continue_final_message),

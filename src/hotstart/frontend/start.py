@@ -25,6 +25,7 @@ _SAMPLING_BOUNDS: dict[str, tuple[float, float]] = {
     "max_new_tokens": (1, 2**31 - 1),
 }
 """What a model may set for requests that leave it out: as for requests themselves."""
+_ORDINARY_TEXT = "The quick brown fox, 2 of 3."
 _WHOLE = ("top_k", "max_new_tokens")
 
 
@@ -55,12 +56,14 @@ def load_text(files: ModelFiles, config: Config) -> Text:
     try:
         tokenizer = load_tokenizer(files)
         warnings += _check_vocabulary(files, tokenizer)
+        warnings += _check_encoding(tokenizer)
     except HotstartError as error:
         problems.append(error)
     try:
         warnings += _check_end_tokens(files)
     except HotstartError as error:
         problems.append(error)
+    warnings += [f"the chat template in {name} is empty: it counts as none" for name in files.empty_templates]
     try:
         template = _load_template(files, config, tokenizer.special_tokens if tokenizer else {})
     except HotstartError as error:
@@ -107,6 +110,15 @@ def _check_vocabulary(files: ModelFiles, tokenizer: Tokenizer) -> list[str]:
         f"{len(beyond)} added tokens ({names}{' …' if len(beyond) > 3 else ''}) lie beyond the model's "
         f"vocabulary of {size}: prompts that hold one are refused"
     ]
+
+
+def _check_encoding(tokenizer: Tokenizer) -> list[str]:
+    """Warn of a tokenizer that is whole and yet has no tokens for an ordinary text."""
+    try:
+        tokenizer.encode(_ORDINARY_TEXT)
+    except Exception as error:  # the library raises bare Exception
+        return [f"the tokenizer cannot encode ordinary text, which requests then hear: {error}"]
+    return []
 
 
 def _check_end_tokens(files: ModelFiles) -> list[str]:
@@ -159,7 +171,7 @@ def _load_template(files: ModelFiles, config: Config, special_tokens: dict[str, 
 def _given_template(given: str) -> tuple[str, str]:
     """``--chat-template`` is a file, or the template itself when it looks like one."""
     try:
-        return read_text(given), given
+        source = read_text(given)
     except (OSError, ValueError) as error:
         if "{" in given or "\n" in given:
             return given, "--chat-template"
@@ -167,6 +179,13 @@ def _given_template(given: str) -> tuple[str, str]:
         raise ConfigError(
             f"--chat-template {given} cannot be read: {reason}", expected="a file, or a template's text"
         ) from None
+    if not source.strip():
+        raise ConfigError(
+            f"--chat-template {given} is empty",
+            expected="a jinja2 template",
+            advice="If a command was to write it, see why it failed",
+        )
+    return source, given
 
 
 def _sampling_defaults(files: ModelFiles, config: Config) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hotstart.checkpoint.base import ModelFiles
-from hotstart.errors import ModelError
+from hotstart.errors import HotstartError, ModelError, raise_all
 
 if TYPE_CHECKING:
     import tokenizers
@@ -22,6 +22,8 @@ _INLINE_CHARS = 64 * 1024
 """Longer texts are encoded in a thread, so that the event loop keeps answering."""
 _ESTIMATE_CHARS = 1 << 20
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+_SWITCHES = ("add_bos_token", "add_eos_token", "add_prefix_space")
+_ID_DIGITS = 10
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -104,6 +106,7 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     import tokenizers
 
     config = files.tokenizer_config or {}
+    raise_all(_wrong_types(files))
     special = _special_tokens(files)
     if files.tokenizer_json is not None:
         try:
@@ -137,6 +140,46 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     return Tokenizer(backend, special)
 
 
+def _wrong_types(files: ModelFiles) -> list[HotstartError]:
+    """One error for each entry that is not of the type it should be."""
+    problems: list[HotstartError] = []
+
+    def refuse(file: str, name: str, value: object, expected: str) -> None:
+        shown = json.dumps(value)  # as the file has it
+        found = f"{file} sets {name} to {shown[:80]}{' …' if len(shown) > 80 else ''}"
+        problems.append(
+            ModelError(found, expected=expected, advice="Copy the file again, or correct it there")
+        )
+
+    for file, content in (
+        ("special_tokens_map.json", files.special_tokens_map),
+        ("tokenizer_config.json", files.tokenizer_config),
+    ):
+        for name, value in (content or {}).items():
+            if name in _NAMED and value is not None and not _is_text(value) and not _is_token(value):
+                refuse(file, name, value, "the token's text, or an object with its content")
+            if name in _SWITCHES and value is not None and not isinstance(value, bool):
+                refuse(file, name, value, "true or false")
+    listed = (files.tokenizer_config or {}).get("added_tokens_decoder")
+    if listed is not None and not isinstance(listed, dict):
+        refuse("tokenizer_config.json", "added_tokens_decoder", listed, "an object of tokens by their ids")
+        return problems
+    for key, entry in (listed or {}).items():
+        if not (key.isascii() and key.isdigit() and len(key) <= _ID_DIGITS and _is_token(entry)):
+            name = f"added_tokens_decoder[{json.dumps(key)}]"
+            refuse("tokenizer_config.json", name, entry, "a token id, and an object with the token's content")
+    return problems
+
+
+def _is_text(value: object) -> bool:
+    """Half of a surrogate pair can be written in JSON, and is no text."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, dict) and _is_text(value.get("content"))
+
+
 def _special_tokens(files: ModelFiles) -> dict[str, str]:
     found: dict[str, str] = {}
     for source in (files.special_tokens_map or {}, files.tokenizer_config or {}):
@@ -154,7 +197,9 @@ def _special_tokens_by_id(files: ModelFiles, backend: tokenizers.Tokenizer) -> d
     found: dict[str, str] = {}
     for name, key in names.items():
         token_id = files.config.get(key)
-        piece = backend.id_to_token(token_id) if isinstance(token_id, int) else None
+        if not isinstance(token_id, int) or not 0 <= token_id < 1 << 32:
+            continue  # vocabularies have gaps: only the library's own bound counts
+        piece = backend.id_to_token(token_id)
         if piece is not None:
             found[name] = piece
     return found
@@ -183,14 +228,9 @@ def _add_specials(backend: tokenizers.Tokenizer, special: dict[str, str], config
     from tokenizers import AddedToken
 
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    listed = config.get("added_tokens_decoder")
-    entries = sorted(listed.items(), key=lambda item: int(item[0])) if isinstance(listed, dict) else []
-    for _, entry in entries:
-        if (
-            isinstance(entry, dict)
-            and isinstance(entry.get("content"), str)
-            and entry["content"] not in known
-        ):
+    listed = config.get("added_tokens_decoder") or {}
+    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        if entry["content"] not in known:
             flags = {
                 k: bool(entry[k]) for k in ("single_word", "lstrip", "rstrip", "normalized") if k in entry
             }

@@ -54,6 +54,8 @@ REFUSED: dict[str, tuple[frozenset[bytes], str]] = {
         ("guided_regex", (), "Guided decoding"),
         ("guided_choice", (), "Guided decoding"),
         ("guided_grammar", (), "Guided decoding"),
+        ("guided_decoding_backend", (), "Guided decoding"),
+        ("guided_whitespace_pattern", (), "Guided decoding"),
         ("structured_outputs", (), "Structured output"),
         ("suffix", (), "Completion with a suffix"),
         ("best_of", (b"1",), "best_of larger than 1"),
@@ -94,8 +96,6 @@ HARMLESS = REFUSED.keys() | frozenset(
         "spaces_between_special_tokens",
         "include_reasoning",
         "request_id",
-        "guided_decoding_backend",
-        "guided_whitespace_pattern",
         "prompt_cache_retention",
     ]
 )
