@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from checkpoint_files import file_of
 from hotstart.checkpoint.base import Checkpoint
 from hotstart.checkpoint.layout import open_checkpoint
 from hotstart.device import host
@@ -27,53 +24,13 @@ from hotstart.loading.image import STEP, Image, choose
 from hotstart.loading.image_store import ImageStore
 from hotstart.models.spec import WeightSpec
 from hotstart.storage.mounts import mount_of
-from hotstart.storage.residency import evict, resident_fraction
+from hotstart.storage.residency import resident_fraction
 from hotstart.storage.source import ReadCancelled
-from hotstart.units import format_rate, format_seconds
+from hotstart.units import format_seconds
+from image_files import cold, random_tensors, write, write_large
 
 STRATEGIES = pytest.mark.parametrize("strategy", ["map", "buffered", "direct"])
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float64: "F64"}
-
-
-@pytest.fixture
-def disk() -> Iterator[Path]:
-    """A directory on the disk of the checkout: memory file systems have no direct reads to evict for."""
-    mount = mount_of(os.getcwd())
-    if mount is None or mount.memory or mount.network:
-        pytest.skip("needs a local disk")
-    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".images-") as directory:
-        yield Path(directory)
-
-
-def random_tensors(**shapes: tuple[int, ...]) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(2)
-    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-
-
-def write(directory: Path, tensors: dict[str, Tensor], *, shift: int = 0, name: str = "model") -> Checkpoint:
-    """Tensors in the order given; ``shift`` makes the data begin at an address that is odd to 8."""
-    header: dict[str, Any] = {}
-    data = b""
-    for key, tensor in tensors.items():
-        raw = bytes(tensor.flatten().view(torch.uint8).tolist())
-        header[key] = {
-            "dtype": NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [len(data), len(data) + len(raw)],
-        }
-        data += raw
-    header["__metadata__"] = {"pad": ""}
-    while (8 + len(file_of(header)) - 8) % 8 != shift:
-        header["__metadata__"]["pad"] += "x"
-    (directory / f"{name}.safetensors").write_bytes(file_of(header, data))
-    return open_checkpoint(str(directory))
-
-
-def write_large(directory: Path, size: int = 3 * STEP + 12345) -> Checkpoint:
-    """One file of several steps."""
-    header = {"weight": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
-    (directory / "model.safetensors").write_bytes(file_of(header, os.urandom(size)))
-    return open_checkpoint(str(directory))
 
 
 def store(
@@ -316,12 +273,6 @@ def refuse_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_module.mmap, "mmap", mmap_)
 
 
-def cold(checkpoint: Checkpoint) -> None:
-    evict(checkpoint.files[0].path)
-    if resident_fraction(checkpoint.files[0].path) != 0:
-        pytest.skip("this file system keeps its pages")
-
-
 def test_file_system_without_direct_reads_is_read_through_the_page_cache(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,85 +339,6 @@ def test_where_memory_is_tight_a_cold_file_leaves_no_second_copy_in_the_page_cac
     image.wait()
     assert ((resident_fraction(file.path) or 0.0) > 0.5) is left
     assert image.memory(0)[: file.size] == Path(file.path).read_bytes()
-
-
-class Disk:
-    """Counts the bytes that are read past the page cache and through it, on a clock of its own."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, direct: float, buffered: float) -> None:
-        self.rates = {"direct": direct, "buffered": buffered}
-        self.offsets: dict[str, list[int]] = {"direct": [], "buffered": []}
-        self.seconds = 0.0
-        self._preadv = os.preadv
-        monkeypatch.setattr(os, "preadv", self.preadv)
-        monkeypatch.setattr(image_module, "time", self)
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    def preadv(self, fd: int, buffers: list[memoryview], offset: int) -> int:
-        way = "direct" if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT else "buffered"
-        got = self._preadv(fd, buffers, offset)
-        self.offsets[way].append(offset)
-        self.seconds += got / self.rates[way]
-        return got
-
-
-@pytest.mark.parametrize(
-    ("direct", "buffered", "verdict"),
-    [(2e9, 1e9, "direct"), (1e9, 1e9, "direct"), (1e9, 2e9, "buffered")],
-)
-def test_cold_files_are_read_as_the_first_steps_came_faster(
-    direct: float, buffered: float, verdict: str, disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(image_module, "STEP", 64 << 10)
-    monkeypatch.setattr(image_module, "_TRIAL_FROM", 1 << 20)
-    checkpoint = write_large(disk, 40 * (64 << 10))
-    cold(checkpoint)
-    reads = Disk(monkeypatch, direct=direct, buffered=buffered)
-    image = Image(checkpoint, readers=1)
-    details: list[str] = []
-    image.start(lambda report: details.append(image.describe()))
-    image.wait()
-    path = checkpoint.files[0].path
-    rates = f"direct {format_rate(direct, 1)} a reader against buffered {format_rate(buffered, 1)}"
-    assert details[0].startswith(f"{verdict} (0% resident in the page cache; {rates}, measured on ")
-    samples = {"direct": 4, "buffered": 4} if verdict == "direct" else {"direct": 1 + 8, "buffered": 8}
-    other = "buffered" if verdict == "direct" else "direct"
-    assert len(reads.offsets[other]) == samples[other], "nothing but samples"
-    assert image.memory(0)[: checkpoint.files[0].size] == Path(path).read_bytes()
-
-
-def test_small_cold_files_are_not_worth_a_comparison(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = write_large(disk)
-    cold(checkpoint)
-    reads = Disk(monkeypatch, direct=1e9, buffered=1e9)
-    image = Image(checkpoint)
-    image.start()
-    image.wait()
-    assert not reads.offsets["buffered"]
-    assert image.describe() == "direct (0% resident in the page cache; reading past it saves a copy)"
-
-
-def test_resident_steps_of_a_cold_file_are_copied_from_the_page_cache(
-    disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint = write_large(disk, 4 * STEP - len(file_of({})))
-    path = checkpoint.files[0].path
-    cold(checkpoint)
-    fd = os.open(path, os.O_RDONLY)
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
-    os.pread(fd, STEP, STEP)
-    os.close(fd)
-    reads = Disk(monkeypatch, direct=1e9, buffered=1e9)
-    image = Image(checkpoint)
-    image.start()
-    image.wait()
-    assert {offset // STEP for offset in reads.offsets["buffered"]} == {1}
-    assert {offset // STEP for offset in reads.offsets["direct"]} >= {0, 2, 3}
-    assert 1 not in {offset // STEP for offset in reads.offsets["direct"]}
-    assert image.describe().endswith("resident in the page cache; that is copied, the rest read past it)")
-    assert image.memory(0)[: checkpoint.files[0].size] == Path(path).read_bytes()
 
 
 def test_file_of_unknown_residency_is_read_through_the_page_cache(
