@@ -162,11 +162,18 @@ def run_checks(
     return report
 
 
-def main(config: Config) -> int:
-    """Print the report; returns 0, or the lowest exit code of the problems."""
+def main(config: Config, *, explain: bool = False) -> int:
+    """Print the report; returns 0, or the lowest exit code of the problems.
+
+    ``explain``: the read plan as well, and the seconds it will take.
+    """
     report = run_checks(config, device=fits_here, port=True)
     _check_cache(config, report)
     print(render(report, shown(config.model.model), columns=_columns()))
+    if explain:
+        from hotstart.cli.explain import explained
+
+        print("", *explained(config, report), sep="\n")
     sys.stdout.flush()
     return ProblemsFound(report.problems).exit_code if report.problems else 0
 
