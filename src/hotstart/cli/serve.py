@@ -220,7 +220,6 @@ class _Server:
             raise_all(report.problems)
         for text in report.texts("storage"):
             log.info("storage: %s", text)
-        self._explain(report)
         for warning in report.warnings:
             log.warning("%s", warning)
         if report.checkpoint is not None:
@@ -239,9 +238,10 @@ class _Server:
                 else config.model.max_model_len or report.geometry.max_position_embeddings,
             )
         )
+        self._explain(report)
 
     def _explain(self, report: Report) -> None:
-        """Say how the weights will be read; before the reading changes what it depends on."""
+        """Say how the weights are read. The engine, which has begun, need not wait for a line of the log."""
         from hotstart.cli.explain import Expectation, plan_for
         from hotstart.errors import HotstartError
 
