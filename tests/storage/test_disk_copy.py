@@ -23,7 +23,7 @@ from hotstart.loading.copying import CopyJob, Ranges, compare
 from hotstart.storage.disk_copy import DiskCopies, Limit
 from hotstart.storage.disk_copy_index import CHUNK
 from hotstart.storage.disk_copy_source import CopiedSource
-from hotstart.storage.idle import run_idle
+from hotstart.storage.idle import SpareProcessors, run_idle
 from hotstart.storage.source import Cancel, FileSource
 
 SIZE = 5 * CHUNK + 12_345
@@ -255,6 +255,24 @@ def test_the_writers_thread_has_the_lowest_priority_and_no_other_thread_has() ->
     thread.join()
     assert found == [os.SCHED_IDLE]
     assert os.sched_getscheduler(0) != os.SCHED_IDLE
+
+
+@pytest.mark.parametrize(("busy", "idle", "spare"), [(10, 90, True), (90, 10, False), (0, 0, True)])
+def test_processors_are_spare_while_most_of_them_are_idle(
+    tmp_path: Path, busy: int, idle: int, spare: bool
+) -> None:
+    (tmp_path / "proc").mkdir()
+    stat = tmp_path / "proc" / "stat"
+    stat.write_text("cpu  1000 0 1000 5000 0 0 0 0 0 0\n")
+    processors = SpareProcessors(10**6, root=str(tmp_path))
+    stat.write_text(f"cpu  {1000 + busy} 0 1000 {5000 + idle} 0 0 0 0 0 0\n")
+    assert processors.now() is spare
+
+
+def test_processors_that_this_process_keeps_busy_are_not_spare(tmp_path: Path) -> None:
+    """In a container with fewer than the machine has. Here: none."""
+    processors = SpareProcessors(0, root=str(tmp_path))
+    assert not processors.now()
 
 
 def test_an_object_that_was_replaced_is_another_entry(tmp_path: Path) -> None:
