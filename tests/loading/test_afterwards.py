@@ -125,6 +125,7 @@ def test_a_byte_that_the_network_changed_is_found_and_leaves_no_copy(
 ) -> None:
     """Even of a load so long that its copy was begun meanwhile."""
     monkeypatch.setattr("hotstart.loading.afterwards._QUIET", 0.0)
+    monkeypatch.setattr("hotstart.storage.idle.SpareProcessors.now", lambda self: True)
     sums = f"{hashlib.sha256(SHARD).hexdigest()}  {NAME}\n".encode()
     fault = Fault(path=NAME, nth=2, corrupt=len(SHARD) - 10)
     with FaultServer({f"m/{NAME}": SHARD, "m/SHA256SUMS": sums}, fault) as server:

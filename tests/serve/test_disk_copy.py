@@ -110,6 +110,19 @@ def test_a_partial_copy_is_used_for_what_it_has_and_completed(
     assert len(copies(directory)) == 3
 
 
+def test_a_server_killed_as_soon_as_it_is_ready_leaves_nothing_wrong(
+    s3: S3Server, tmp_path: Path, expected: str
+) -> None:
+    directory = tmp_path / "copies"
+    for n in range(2):
+        with start(s3, tmp_path / f"{n}.log", "--disk-cache", str(directory)) as server:
+            assert text(server.until_ready()) == expected
+            server.process.kill()
+    with start(s3, tmp_path / "last.log", "--disk-cache", str(directory)) as server:
+        assert text(server.until_ready()) == expected
+        server.until(lambda: len(copies(directory)) == 3)
+
+
 def test_a_disk_that_is_full_costs_the_copy_and_one_line(s3: S3Server, tmp_path: Path, expected: str) -> None:
     """A limit on the size of files stands in for the end of the disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ from hotstart.loading.copying import CopyJob, Ranges, compare
 from hotstart.storage.disk_copy import DiskCopies, Limit
 from hotstart.storage.disk_copy_index import CHUNK
 from hotstart.storage.disk_copy_source import CopiedSource
+from hotstart.storage.idle import SpareProcessors, run_idle
 from hotstart.storage.source import Cancel, FileSource
 
 SIZE = 5 * CHUNK + 12_345
@@ -197,6 +199,80 @@ def test_a_killed_writer_leaves_what_it_had_written_and_no_lock(tmp_path: Path) 
     assert next_one.published
     assert store.read == SIZE - 4 * CHUNK
     assert copy_of(tmp_path) == DATA
+
+
+FULL = """
+    import sys
+    sys.path.insert(0, {tests!r})
+    from pathlib import Path
+    from test_disk_copy import CHUNK, NEVER, Store, job
+    directory, others = Path({directory!r}), Path({directory!r}, "others")
+    writer = job(directory, Store())
+    writer.arrived(0, CHUNK)
+    writer.write_arrived()
+    with others.open("wb", buffering=0) as file:  # what other programs write meanwhile
+        try:
+            while True:
+                file.write(bytes(CHUNK // 4))
+        except OSError:
+            pass
+    writer.complete(NEVER)
+    print(writer.problem, writer.published, [path.name for path in directory.glob("*/*")])
+"""
+
+
+IN_A_SMALL_DISK = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+
+
+@pytest.mark.skipif(subprocess.call([*IN_A_SMALL_DISK, ":"]) != 0, reason="no mount namespaces here")
+def test_a_disk_that_becomes_full_gets_its_room_back(tmp_path: Path) -> None:
+    program = textwrap.dedent(FULL.format(tests=str(Path(__file__).parent), directory=str(tmp_path)))
+    script = f'mount -t tmpfs -o size=7m none {tmp_path} && exec "$@"'
+    inside = (*IN_A_SMALL_DISK, script, "sh", sys.executable, "-c", program)
+    ended = subprocess.run(inside, capture_output=True, text=True, check=True)
+    problem, _, rest = ended.stdout.partition(" False ")
+    assert problem == "No space left on device"
+    assert not {"data", "partial", "chunks"} & set(ast.literal_eval(rest))
+
+
+def test_a_copy_larger_than_the_disk_is_not_begun(tmp_path: Path) -> None:
+    copies = DiskCopies(Limit(str(tmp_path), 2**60))
+    huge = CopyJob(copies, Store.name, "e", 2**59, Store)
+    huge.complete(NEVER)
+    assert "more do not fit" in huge.problem
+    assert list(tmp_path.glob("*/partial")) == []
+
+
+def test_the_writers_thread_has_the_lowest_priority_and_no_other_thread_has() -> None:
+    found: list[int] = []
+
+    def work() -> None:
+        run_idle()
+        found.append(os.sched_getscheduler(0))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [os.SCHED_IDLE]
+    assert os.sched_getscheduler(0) != os.SCHED_IDLE
+
+
+@pytest.mark.parametrize(("busy", "idle", "spare"), [(10, 90, True), (90, 10, False), (0, 0, True)])
+def test_processors_are_spare_while_most_of_them_are_idle(
+    tmp_path: Path, busy: int, idle: int, spare: bool
+) -> None:
+    (tmp_path / "proc").mkdir()
+    stat = tmp_path / "proc" / "stat"
+    stat.write_text("cpu  1000 0 1000 5000 0 0 0 0 0 0\n")
+    processors = SpareProcessors(10**6, root=str(tmp_path))
+    stat.write_text(f"cpu  {1000 + busy} 0 1000 {5000 + idle} 0 0 0 0 0 0\n")
+    assert processors.now() is spare
+
+
+def test_processors_that_this_process_keeps_busy_are_not_spare(tmp_path: Path) -> None:
+    """In a container with fewer than the machine has. Here: none."""
+    processors = SpareProcessors(0, root=str(tmp_path))
+    assert not processors.now()
 
 
 def test_an_object_that_was_replaced_is_another_entry(tmp_path: Path) -> None:

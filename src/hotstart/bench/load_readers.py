@@ -8,6 +8,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 MIB = 1 << 20
 _MADV_POPULATE_READ = 22
@@ -87,10 +88,14 @@ def run_parallel(
 
 
 def first_hole(path: str) -> int:
-    """The offset of the first hole of a file; its size where there is none. Raises OSError."""
+    """The offset of the first hole of a file; its size where there is none, or none can be known."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fdatasync(fd)  # what is only reserved so far looks like a hole on some file systems
-        return os.lseek(fd, 0, os.SEEK_HOLE) if os.fstat(fd).st_size else 0
+        with suppress(OSError):  # a read-only file system has nothing to write out
+            os.fdatasync(fd)  # what is only reserved so far looks like a hole on some file systems
+        try:
+            return os.lseek(fd, 0, os.SEEK_HOLE)
+        except OSError:
+            return os.fstat(fd).st_size
     finally:
         os.close(fd)

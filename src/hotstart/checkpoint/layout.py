@@ -193,7 +193,7 @@ def _read_headers(folder: Folder, names: list[str]) -> tuple[list[Header], list[
 
 
 def _until_slow(read: Callable[[int], T], count: int) -> Iterator[T]:
-    """Read one after the other until one keeps us waiting: for what is at hand threads are a burden."""
+    """Read one after the other while each is at hand: threads would only get in each other's way."""
     for file in range(count):
         began = time.monotonic()
         yield read(file)

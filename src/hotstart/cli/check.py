@@ -171,12 +171,20 @@ def run_checks(
     return report
 
 
-def main(config: Config) -> int:
-    """Print the report; returns 0, or the lowest exit code of the problems."""
+def main(config: Config, *, explain: bool = False) -> int:
+    """Print the report; returns 0, or the lowest exit code of the problems.
+
+    ``explain``: the read plan as well, and the seconds it will take.
+    """
     report = run_checks(config, device=fits_here, port=True)
     _check_files(report)
     _check_cache(config, report)
-    say(render(report, shown(config.model.model), columns=_columns()))
+    lines = [render(report, shown(config.model.model), columns=_columns())]
+    if explain:
+        from hotstart.cli.explain import explained
+
+        lines += ["", *explained(config, report)]
+    say("\n".join(lines))
     return ProblemsFound(report.problems).exit_code if report.problems else 0
 
 

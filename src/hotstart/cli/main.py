@@ -205,9 +205,10 @@ def _check(argv: list[str]) -> int:
     from hotstart.config.table import check_command
 
     parsed = parse_serve(argv, os.environ, command=check_command())
+    explain = bool(parsed.values.pop("explain", False))  # of the command, not of the server
     from hotstart.cli import check
 
-    return check.main(parsed.config)
+    return check.main(parsed.config, explain=explain)
 
 
 def _bench_startup(argv: list[str]) -> int:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from hotstart.cli.bind import UnixPath
+    from hotstart.cli.check import Report
+    from hotstart.cli.explain import Expectation
     from hotstart.cli.progress import Progress
     from hotstart.config.parse import Parsed
     from hotstart.config.settings import Config
@@ -109,6 +111,8 @@ class _Server:
         self.startup: Startup | None = None
         self.progress: Progress | None = None
         self.weights: tuple[FileState, ...] = ()
+        self.expected: Expectation | None = None
+        self.cache_root = ""
         self._checks: threading.Thread | None = None
         self._unix_path: UnixPath | None = None
 
@@ -228,12 +232,13 @@ class _Server:
         root = cache_root.resolve(config.cache_root or None, os.environ)
         log = _log()
         log.info("%s", root.reason) if root.writable else log.warning("%s", root.reason)
+        self.cache_root = root.path if root.writable else ""
         located = self._located()
         with self.timeline.phase("check"):
             config = msgspec.structs.replace(
                 config,
                 model=located.model,
-                cache_root=root.path if root.writable else "",
+                cache_root=self.cache_root,
             )
             self.writer.send(framed(encode(config)))
             report = run_checks(config, device=fits_here)
@@ -258,6 +263,21 @@ class _Server:
                 else config.model.max_model_len or report.geometry.max_position_embeddings,
             )
         )
+        self._explain(report)
+
+    def _explain(self, report: Report) -> None:
+        """Say how the weights are read. The engine, which has begun, need not wait for a line of the log."""
+        from hotstart.cli.explain import Expectation, plan_for
+        from hotstart.errors import HotstartError
+
+        if report.checkpoint is None or not report.checkpoint.files:
+            return
+        try:
+            plan = plan_for(self.config, report, report.checkpoint)
+        except HotstartError:
+            return  # the engine meets the same problem, and reports it
+        self.expected = Expectation(plan, self.cache_root)
+        _log().info("read plan: %s", self.expected)
 
     def _tls_problem(self) -> HotstartError | None:
         """Why the HTTP side cannot be set up with the files of ``--ssl-*``."""
@@ -337,6 +357,8 @@ class _Server:
             ready.max_num_batched_tokens,
         )
         log.info("ready after %s", format_seconds(took))
+        if self.expected is not None and (outcome := self.expected.outcome(self.timeline)):
+            log.info("weights: %s", outcome)
 
 
 def _kv_cache_line(ready: Ready, *, computed: bool) -> str:

@@ -426,7 +426,17 @@ def check_command() -> Command:
     return Command(
         "check",
         "Run the checks at the head of `serve` and report every problem; nothing is loaded.",
-        GROUPS,
+        (
+            Group(
+                "Report",
+                flag(
+                    "--explain",
+                    to="explain",
+                    help="how the weights would be read, why, and in how many seconds; reads a few megabytes",
+                ),
+            ),
+            *GROUPS,
+        ),
         positional=MODEL,
         config_file="config",
     )

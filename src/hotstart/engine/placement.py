@@ -380,6 +380,7 @@ class _ArenaWeights:
         self.total = prepared.matched.nbytes
         self._checkpoint = prepared.checkpoint
         self._patience = prepared.config.load.storage_timeout
+        self._distant = bool(prepared.config.model.location)
         self._options = LoaderOptions.parse(prepared.config.load.model_loader_extra_config)
         self._progress = progress
         self._layout = _layout(prepared)
@@ -393,15 +394,21 @@ class _ArenaWeights:
 
     def start(self, done: Callable[[object], None] = lambda report: None) -> None:
         """See :class:`Weights`. The frontend's checks count free memory until they have passed."""
+        from hotstart.loading import ring as sizes
         from hotstart.loading.arena import Arena
-        from hotstart.loading.ring import BUFFER_BYTES, BUFFERS, THREADS, Loading
+        from hotstart.loading.ring import Loading
 
         self._arena = Arena(self._layout, self._device)
-        ring = self._options.ring(Ring(THREADS, BUFFERS, BUFFER_BYTES))
+        default, first = Ring(sizes.THREADS, sizes.BUFFERS, sizes.BUFFER_BYTES), None
+        if self._distant:
+            default = Ring(sizes.DISTANT_THREADS, sizes.DISTANT_BUFFERS, sizes.BUFFER_BYTES)
+            first = sizes.DISTANT_FIRST if self._options.concurrency is None else None
+        ring = self._options.ring(default)
         self._loading = loading = Loading(
             self._checkpoint,
             self._arena,
             threads=ring.threads,
+            first=first,
             buffers=ring.buffers,
             buffer_bytes=ring.buffer_bytes,
             patience=self._patience,

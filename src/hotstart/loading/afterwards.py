@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -25,7 +25,7 @@ from hotstart.loading.copying import CopyJob, compare
 from hotstart.loading.digesting import Digesting, digest_of, pieces_of
 from hotstart.storage.digests import MAX_SUMS, Expected, Records, local_identity, published
 from hotstart.storage.disk_copy import DiskCopies, Entry, about_copy
-from hotstart.storage.idle import run_idle
+from hotstart.storage.idle import SpareProcessors, run_idle
 from hotstart.storage.source import Source
 from hotstart.units import format_rate, format_seconds, format_size
 
@@ -35,11 +35,14 @@ if TYPE_CHECKING:
 
 _QUIET = 5.0
 """Seconds of a load in which nothing is written: most loads are over by then, and no copy slows them."""
-_NAP = 0.5
+_NAP, _TURN = 0.5, 0.5
+"""Seconds between two looks at the processors, and of writing while they have nothing to do."""
 _LOOK_EVERY = 256 << 20
 """Bytes kept for a copy after which free memory is looked at."""
-_SPARE = 1 << 30
-_PIECE = 4 << 20
+_LEAST_FREE = 1 << 30
+"""Bytes of memory below which nothing is kept for a copy."""
+_PIECE, _PIECES = 4 << 20, 16
+"""Bytes hashed at once, and how many of them without a pause."""
 
 Say = Callable[[int, str], None]
 """Level of :mod:`logging`, and a line of the log."""
@@ -52,6 +55,18 @@ class _Kept(Struct):
     begin: int
     end: int
     give_back: Callable[[], None]
+
+
+class _Turn:
+    """Ends after its time, or when somebody wakes the thread."""
+
+    def __init__(self, wake: threading.Event) -> None:
+        self._wake = wake
+        self._until = time.monotonic() + _TURN
+
+    def is_set(self) -> bool:
+        """See :class:`hotstart.storage.source.Cancel`."""
+        return self._wake.is_set() or time.monotonic() > self._until
 
 
 class Afterwards:
@@ -84,6 +99,7 @@ class Afterwards:
         self._wake = threading.Event()
         self._pressed = False
         self._cancel = threading.Event()
+        self._spare = SpareProcessors(host.cores())
         self._thread = threading.Thread(target=self._run, name="afterwards", daemon=True)
 
     def start(self, memories: Sequence[memoryview]) -> None:
@@ -119,7 +135,7 @@ class Afterwards:
             self._kept_bytes += end - begin
             if self._kept_bytes - self._looked_at > _LOOK_EVERY:
                 self._looked_at = self._kept_bytes
-                if host.memory().available < max(self._kept_bytes, _SPARE):
+                if host.memory().available < max(self._kept_bytes, _LEAST_FREE):
                     self._pressed = True
                     self._wake.set()
         return True
@@ -261,9 +277,11 @@ class Afterwards:
                 self._wake.wait(_NAP)
                 if self._pressed:
                     self._breathe()
-                if time.monotonic() > until:
+                if time.monotonic() > until and self._spare.now():
+                    turn = _Turn(self._wake)
                     for job in self._jobs.values():
-                        job.write_arrived(self._wake)
+                        job.write_arrived(turn)
+                self._spare.restart()
             if not self._cancel.is_set():
                 self._finish()
         except Exception as error:
@@ -317,9 +335,10 @@ class Afterwards:
                 return
             file, (name, identity) = self._files[number], self._name(number)
             if number in self._unrecorded and self._memories:
-                found = digest_of(_pieces(self._memories[number], file.size))
+                pieces = _pieces(self._memories[number], file.size)
             else:
-                found = digest_of(pieces_of(self._checkpoint.folder.source(file), self._cancel))
+                pieces = pieces_of(self._checkpoint.folder.source(file), self._cancel)
+            found = digest_of(self._slowly(pieces))
             with self._lock:
                 self._unrecorded.discard(number)
             self._give_back()
@@ -332,9 +351,15 @@ class Afterwards:
             files = count(len(wanted), "file")
             self._say(logging.INFO, f"digests: SHA-256 of {files} recorded; the next start compares them")
 
+    def _slowly(self, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+        for number, piece in enumerate(pieces):
+            yield piece
+            if number % _PIECES == _PIECES - 1:
+                self._pause()
+
     def _compare_copies(self) -> None:
         for entry in self._used.values():
-            wrong = compare(entry, self._cancel)
+            wrong = compare(entry, self._cancel, self._pause)
             if wrong:
                 self._say(
                     logging.ERROR,
@@ -345,6 +370,14 @@ class Afterwards:
     def _breathe(self) -> None:
         """More is written: memory can be given back, and all of it must be where it is short."""
         self._give_back(everything=self._pressed)
+        if self._ready.is_set():
+            self._pause()
+
+    def _pause(self) -> None:
+        """Once the model answers: between two pieces of work, longer while the processors are busy."""
+        if not self._spare.now():
+            self._cancel.wait(_NAP)
+        self._spare.restart()
 
     def _give_back(self, *, everything: bool = False) -> None:
         """Release what nobody needs any more; ``everything``: what was not written is lost to the copy."""
@@ -371,5 +404,5 @@ def _stored(folder: ObjectFolder, file: ShardFile) -> Callable[[], Source]:
     return lambda: folder.stored(file)
 
 
-def _pieces(memory: memoryview, size: int) -> Iterable[memoryview]:
+def _pieces(memory: memoryview, size: int) -> Iterator[memoryview]:
     return (memory[at : min(at + _PIECE, size)] for at in range(0, size, _PIECE))

@@ -21,7 +21,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
@@ -44,7 +44,7 @@ _RESIDENT, _COLD = 0.9, 0.05
 """Shares: from the first on a file or step counts as resident, below the second as all on its device."""
 _TRIAL_FROM = 256 << 20
 """Bytes; less is read before a comparison is worth anything."""
-_ROOMY = 2.2
+ROOMY = 2.2
 """Times the weights: with less memory there is none for a second copy in the page cache."""
 _READERS = 4
 _RANGE_READERS = 8, 64
@@ -89,6 +89,12 @@ def choose(file: ShardFile, strategy: str = "auto") -> Choice:
     return Choice("direct", f"{resident:.0%} resident in the page cache; {how}", resident)
 
 
+def in_flight(choices: Iterable[Choice], readers: int | None = None) -> tuple[int, int]:
+    """Reads in flight, at first and at most; ``readers`` is an order."""
+    distant = any(choice.strategy == "ranges" for choice in choices)
+    return _RANGE_READERS if readers is None and distant else (readers or _READERS,) * 2
+
+
 class Image:
     """The images of all files of a checkpoint, filled by threads that :meth:`start` begins.
 
@@ -117,13 +123,13 @@ class Image:
             _File(number, folder, file, choose(file, strategy))
             for number, file in enumerate(checkpoint.files)
         ]
-        if host.memory().available < _ROOMY * self.total:
+        if host.memory().available < ROOMY * self.total:
             for each in self._files:
                 each.drop_behind()
         self._steps = self._plan()
         distant = any(file.choice.strategy == "ranges" for file in self._files)
         self._pace = Pace(STEP, distant=distant)
-        first, most = _RANGE_READERS if readers is None and distant else (readers or _READERS,) * 2
+        first, most = in_flight(self.choices, readers)
         self._flow = Flow(first, min(most, len(self._steps)))
         self._threads = [
             threading.Thread(target=self._run, name=f"weights-{i}", daemon=True)

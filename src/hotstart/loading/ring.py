@@ -24,6 +24,7 @@ from hotstart.checkpoint.base import Checkpoint, TensorRef
 from hotstart.device.base import HostBuffer
 from hotstart.errors import EngineError, HotstartError, StorageError
 from hotstart.loading.arena import Arena
+from hotstart.loading.flow import Flow
 from hotstart.loading.pace import Pace
 from hotstart.loading.tally import LoadReport, Tally
 from hotstart.loading.watch import Watch
@@ -31,6 +32,8 @@ from hotstart.storage.source import ReadCancelled, Source
 from hotstart.units import format_size
 
 THREADS = 8
+DISTANT_FIRST, DISTANT_THREADS, DISTANT_BUFFERS = 8, 32, 1
+"""Of an object store, whose ranges take long: readers at first and at most, and buffers of each."""
 BUFFERS = 2
 BUFFER_BYTES = 8 << 20
 # Reading over a hole this small costs less than another read.
@@ -61,6 +64,7 @@ class Loading:
 
     ``progress`` is called with the file bytes read so far out of :attr:`total`: see
     :class:`~hotstart.loading.tally.Tally`.
+    ``first``: readers at first, where more are to be tried while the load goes on; None: all ``threads``.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Loading:
         arena: Arena,
         *,
         threads: int = THREADS,
+        first: int | None = None,
         buffers: int = BUFFERS,
         buffer_bytes: int = BUFFER_BYTES,
         patience: float = 60.0,
@@ -80,6 +85,7 @@ class Loading:
         self._buffers, self._buffer_bytes = buffers, buffer_bytes
         distant = any(not os.path.isabs(file.path) for file in checkpoint.files)
         self._pace = Pace(buffer_bytes, distant=distant)
+        self._flow = Flow(first or threads, threads)
         self._checkpoint = checkpoint
         self._files = self._open(checkpoint)
         self._waiting = deque(_Work(chunk) for chunk in self._chunks)
@@ -89,6 +95,8 @@ class Loading:
         self._slots: list[_Slot] = []
         self._hanging: set[threading.Thread] = set()
         """Readers that never came back from a read; another one does the work of each."""
+        # A read of an object store has a patience of its own.
+        patience = float("inf") if distant else patience
         self._watch: Watch[_Work] = Watch(patience, self._take_over, self._give_up)
         self._given_up = False
         self._streams: list[int] = []
@@ -176,7 +184,9 @@ class Loading:
             slot = slots[turn % self._buffers]
             if not device.done(slot.event):
                 device.wait(slot.event)
-            if not self._fill(work, slot):
+            with self._flow.reading(chunk.nbytes):
+                mine = self._fill(work, slot)
+            if not mine:
                 return
             for copy in chunk.copies:
                 device.copy(copy.dst, slot.buffer.address + copy.at, copy.nbytes, stream)

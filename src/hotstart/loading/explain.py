@@ -1,0 +1,174 @@
+"""How a checkpoint will be read, told before it is: medium, strategy, reads in flight, memory, seconds.
+
+The decisions are those of :mod:`hotstart.loading.image` and :mod:`hotstart.loading.options`; nothing
+is decided here. Torch-free.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from hotstart.checkpoint.base import Checkpoint, ShardFile
+from hotstart.checkpoint.wording import count
+from hotstart.device import host
+from hotstart.loading.image import ROOMY, STEP, Choice, choose, in_flight
+from hotstart.loading.options import Ring
+from hotstart.storage.mounts import mount_of
+from hotstart.units import format_rate, format_seconds, format_size
+
+if TYPE_CHECKING:
+    from hotstart.loading.probe import Probe
+    from hotstart.loading.rates import Rate
+
+_COLD = 0.05
+"""Share in the page cache that changes no rate."""
+_RING = Choice("buffered", "a GPU gets its bytes through a ring of pinned memory", 0.0)
+
+
+class FilePlan(Struct, frozen=True):
+    """How one file is read."""
+
+    file: ShardFile
+    medium: str
+    """Mount, file system and device; or the store's endpoint, region and source of credentials."""
+    choice: Choice
+
+
+class Plan(Struct, frozen=True):
+    """How all files are read."""
+
+    files: tuple[FilePlan, ...]
+    first: int
+    """Reads in flight at first."""
+    most: int
+    """Reads in flight at most."""
+    step: int
+    """Bytes of one read at most."""
+    ring: Ring | None = None
+    """Staging memory; None: bytes are read where they stay."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(each.file.size for each in self.files)
+
+    @property
+    def groups(self) -> dict[tuple[str, str], list[FilePlan]]:
+        """The files by medium and strategy."""
+        found: dict[tuple[str, str], list[FilePlan]] = {}
+        for each in self.files:
+            found.setdefault((each.medium, each.choice.strategy), []).append(each)
+        return found
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether all bytes come from one medium: what the page cache has of a file comes from there."""
+        return len(self.groups) == 1 and all(
+            each.choice.strategy == "map" or each.choice.resident < _COLD for each in self.files
+        )
+
+
+def plan_of(
+    checkpoint: Checkpoint,
+    *,
+    strategy: str = "auto",
+    readers: int | None = None,
+    ring: Ring | None = None,
+    store: str = "",
+) -> Plan:
+    """The plan of a load that would begin now.
+
+    ``ring``: of a GPU's readers. ``store``: what an object store is called. Raises StorageError for
+    files that cannot be reached.
+    """
+    files = []
+    for file in checkpoint.files:
+        choice = choose(file, strategy)
+        if ring is not None and choice.strategy != "ranges":
+            choice = Choice(_RING.strategy, _RING.reason, choice.resident)
+        files.append(FilePlan(file, _medium(file, store), choice))
+    if ring is not None:
+        return Plan(tuple(files), ring.threads, ring.threads, ring.buffer_bytes, ring)
+    first, most = in_flight((each.choice for each in files), readers)
+    steps = sum(-(-file.size // STEP) for file in checkpoint.files)
+    return Plan(tuple(files), min(first, steps), min(most, steps), STEP)
+
+
+def _medium(file: ShardFile, store: str) -> str:
+    if not os.path.isabs(file.path):
+        return store or "an object store"
+    mount = mount_of(file.path)
+    return mount.describe() if mount is not None else "an unknown file system"
+
+
+def lines(plan: Plan, rates: Sequence[Rate | Probe], *, files: bool = True) -> Iterator[tuple[str, str]]:
+    """Topic and text of each line. ``rates``: what each of :attr:`Plan.groups` is expected to bring."""
+    for (medium, strategy), members in plan.groups.items():
+        size = format_size(sum(each.file.size for each in members))
+        yield "medium", f"{count(len(members), 'file')}, {size}: {medium}"
+        for reason in dict.fromkeys(each.choice.reason for each in members):
+            yield "strategy", f"{strategy}: {reason}"
+    if files:
+        for each in plan.files:
+            name = os.path.basename(each.file.path)
+            yield "file", f"{name}, {format_size(each.file.size)}: {_way(each.choice)}"
+    yield "reads", _reads(plan)
+    yield "memory", _memory(plan)
+    yield "expected", _expected(plan, rates)
+
+
+def short(plan: Plan, rates: Sequence[Rate | None]) -> str:
+    """One line for the log of a start, which does not probe: expected seconds only from earlier starts."""
+    ways = ", ".join(
+        f"{count(len(members), 'file')} {strategy} from {medium} ({members[0].choice.reason})"
+        for (medium, strategy), members in plan.groups.items()
+    )
+    known = [rate for rate in rates if rate is not None]
+    text = f"{ways}; {_reads(plan)}"
+    if known and len(known) == len(rates):
+        text += f"; expected {_expected(plan, known)}"
+    return text
+
+
+def _way(choice: Choice) -> str:
+    if choice.strategy == "ranges":
+        return "ranges"
+    return f"{choice.strategy}, {choice.resident:.0%} in the page cache"
+
+
+def _reads(plan: Plan) -> str:
+    size = format_size(plan.step)
+    if plan.first == plan.most:
+        return f"{plan.most} in flight, of at most {size} each"
+    return f"{plan.first} in flight at first, up to {plan.most} while more of them bring more, of {size} each"
+
+
+def _memory(plan: Plan) -> str:
+    memory = host.memory()
+    free = f"{format_size(memory.available)} free of {format_size(memory.limit)} ({memory.limited_by})"
+    if plan.ring is not None:
+        ring = plan.ring
+        return (
+            f"{format_size(ring.nbytes)} of pinned staging memory "
+            f"({ring.threads} x {ring.buffers} x {format_size(ring.buffer_bytes)}); {free}"
+        )
+    mapped = sum(each.file.size for each in plan.files if each.choice.strategy == "map")
+    parts = [f"{format_size(plan.nbytes - mapped)} read where they stay, no staging"]
+    if mapped:
+        parts.append(f"{format_size(mapped)} mapped, shared with the page cache")
+    if memory.available < ROOMY * plan.nbytes:
+        parts.append("pages of the page cache are dropped once they are read")
+    return "; ".join([*parts, free])
+
+
+def _expected(plan: Plan, rates: Sequence[Rate | Probe]) -> str:
+    seconds = 0.0
+    why = []
+    for members, rate in zip(plan.groups.values(), rates, strict=True):
+        seconds += sum(each.file.size for each in members) / rate.rate
+        why.append(f"{format_rate(rate.rate, 1)} {rate.origin}")
+    return f"{format_seconds(seconds)}: {', '.join(why)}"
