@@ -132,6 +132,21 @@ def test_other_bytes_end_the_command_after_its_report(
     assert "hotstart" in capsys.readouterr().out
 
 
+def test_files_are_evicted_after_the_imports_and_what_stayed_is_told(
+    tiny_model: TinyModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "load.json"
+    words = ["--loader", "hotstart-buffered", "--iterations", "1", "--cache", "both", "--json", str(out)]
+    load.main([str(tiny_model()), *words])
+    states = {state["state"]: state["loaders"] for state in json.loads(out.read_text())["states"]}
+    (warm,), (cold,) = (states[name]["hotstart-buffered"] for name in ("warm", "cold"))
+    if warm["resident"] is None:
+        pytest.skip("the kernel does not tell what is resident")
+    assert warm["resident"] == 1.0
+    not_cold = "not cold: hotstart-buffered" in capsys.readouterr().out
+    assert not_cold == (cold["resident"] > 0.05)
+
+
 def test_ceiling_is_the_fastest_plain_reader_of_all_rounds() -> None:
     runs = Runs("warm")
     runs.plain = {

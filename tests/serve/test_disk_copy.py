@@ -236,6 +236,7 @@ def test_digests_of_an_object_hold_for_its_copy(s3: S3Server, tmp_path: Path) ->
     cache = {"HOTSTART_CACHE_ROOT": str(tmp_path / "cache")}
     code, output = run_to_end(S3, "--threads", "1", *flags, env={**s3.environ, **cache})
     assert (code, f"{victim} has the SHA-256" in output) == (3, True)
+    assert "comes from the store" in output
     assert not victim.exists()
     with start(s3, tmp_path / "third.log", *flags) as server:
         server.until_ready()

@@ -257,21 +257,24 @@ def _convert(subject: Subject, stack: ExitStack) -> str:
 
 
 def _round(runs: Runs, subject: Subject, names: list[str], converted: str, timeout: float) -> None:
-    """Everything once; the page cache is put into its state before each of them."""
+    """Everything once; the page cache is in its state before each of them."""
     plain = [] if subject.small_files else _finalists(runs)
     for name in (*plain, *names):
         rows = runs.plain if name in PLAIN else runs.loaders
-        ours = (
-            replace(subject, files=[(converted, os.path.getsize(converted))])
-            if name == "tensorizer"
-            else subject
+        paths = [] if subject.small_files else [converted] if name == "tensorizer" else subject.paths
+        if runs.state == WARM:
+            pagecache.warm(paths)
+        task = Task(
+            name,
+            subject.location,
+            subject.files,
+            subject.names,
+            paths=paths,
+            evict=runs.state == COLD,
+            small_files=subject.small_files,
+            converted=converted,
         )
-        resident = None
-        if not subject.small_files:
-            (pagecache.warm if runs.state == WARM else pagecache.evict_all)(ours.paths)
-            resident = pagecache.resident_share(ours.paths)
-        task = Task(name, subject.location, subject.files, subject.names, subject.small_files, converted)
-        rows.setdefault(name, []).append(replace(run_once(task, timeout), resident=resident))
+        rows.setdefault(name, []).append(run_once(task, timeout))
 
 
 def _finalists(runs: Runs) -> list[str]:

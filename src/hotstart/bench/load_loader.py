@@ -28,6 +28,10 @@ class Task(Struct, frozen=True):
     """Path or address of each weight file, and its bytes."""
     names: list[str]
     """Of the tensors. A model may hold more: a head that is tied to the embedding has two names."""
+    paths: list[str] = []
+    """Files of this machine that the loader reads."""
+    evict: bool = False
+    """Drop them from the page cache when the imports are done, which may take long enough to warm it."""
     small_files: str = ""
     """The directory with the small files of an address."""
     converted: str = ""

@@ -18,6 +18,7 @@ from contextlib import suppress
 
 import msgspec
 
+from hotstart.bench import pagecache
 from hotstart.bench.load_loader import Measurement, Task, digest
 from hotstart.bench.load_loaders import LOADERS
 
@@ -27,6 +28,9 @@ PAGE = 4096
 def measure(task: Task) -> Measurement:
     """Raises whatever the loader raises."""
     load = LOADERS[task.loader].prepare(task)
+    if task.evict:
+        pagecache.evict_all(task.paths)
+    resident = pagecache.resident_share(task.paths) if task.paths else None
     gc.collect()
     _reset_peak()
     before = _memory("VmRSS")
@@ -42,6 +46,7 @@ def measure(task: Task) -> Measurement:
         before=before,
         anonymous=_memory("RssAnon") + _memory("RssShmem"),
         note=loaded.note,
+        resident=resident,
     )
 
 

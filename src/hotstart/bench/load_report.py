@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from hotstart.bench.load import Runs, Subject
 
 
+_COLD = 0.05
+"""Share in the page cache up to which a file counts as cold."""
+
+
 class Row(NamedTuple):
     """A loader's rounds in figures."""
 
@@ -107,14 +111,14 @@ def _notes(runs: Runs, subject: Subject) -> Iterator[str]:
     for name, measured in runs.loaders.items():
         if note := next((each.note for each in measured if each.note), ""):
             yield f"{name}: {note}"
-    shares = [
-        each.resident
-        for measured in (*runs.loaders.values(), *runs.plain.values())
-        for each in measured
-        if each.resident is not None
-    ]
+    everything = {**runs.plain, **runs.loaders}
+    shares = [each.resident for rows in everything.values() for each in rows if each.resident is not None]
     if shares:
         yield f"files in the page cache just before: {min(shares):.0%} to {max(shares):.0%}"
+    for name, measured in everything.items():
+        held = max((each.resident or 0.0 for each in measured), default=0.0)
+        if runs.state == "cold" and held > _COLD:
+            yield f"not cold: {name}, of whose files the page cache held {held:.0%}"
 
 
 def as_json(results: Sequence[Runs], subject: Subject, reasons: Mapping[str, str]) -> str:

@@ -142,7 +142,7 @@ _LOADING_GROUP = Group(
         to="load.verify",
         kind=Choice("off", "size", "digest"),
         help="what weight files are compared with: their headers and sizes, or the SHA-256 of "
-        "SHA256SUMS, NAME.sha256 or an earlier start as well",
+        "SHA256SUMS, NAME.sha256 or an earlier start as well; off: copies of --disk-cache with nothing",
     ),
     flag(
         "--ignore-index",

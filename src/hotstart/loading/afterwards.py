@@ -294,6 +294,7 @@ class Afterwards:
 
     def _finish(self) -> None:
         """What is done once the model answers, memory that is wanted back first."""
+        self._give_back()  # what only the digests needed
         self._complete_copies()
         self._record_digests()
         if self._load.verify != "off":

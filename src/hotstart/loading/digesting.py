@@ -16,6 +16,7 @@ from hotstart.device import host
 from hotstart.errors import HotstartError, ModelError, raise_all
 from hotstart.loading.copying import Ranges
 from hotstart.storage.digests import Expected
+from hotstart.storage.disk_copy import about_copy
 from hotstart.storage.source import Cancel, ReadCancelled, Source
 
 _PIECE = 4 << 20
@@ -151,7 +152,9 @@ def pieces_of(source: Source, cancel: Cancel) -> Iterator[memoryview]:
 
 
 def _mismatch(file: ShardFile, expected: Expected, found: str) -> ModelError:
-    if expected.recorded:
+    if about_copy(file.path) is not None:
+        advice = "This copy is damaged and removed now: start again, and the file comes from the store"
+    elif expected.recorded:
         advice = (
             "Its bytes changed while its size, date and ETag did not: look for errors of the disk, "
             "the memory or the network, and copy the file again"
