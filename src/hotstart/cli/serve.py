@@ -356,9 +356,9 @@ class _Server:
             ready.max_num_seqs,
             ready.max_num_batched_tokens,
         )
-        log.info("ready after %s", format_seconds(took))
         if self.expected is not None and (outcome := self.expected.outcome(self.timeline)):
             log.info("weights: %s", outcome)
+        log.info("ready after %s", format_seconds(took))
 
 
 def _kv_cache_line(ready: Ready, *, computed: bool) -> str:

@@ -130,7 +130,7 @@ class Image:
         distant = any(file.choice.strategy == "ranges" for file in self._files)
         self._pace = Pace(STEP, distant=distant)
         first, most = in_flight(self.choices, readers)
-        self._flow = Flow(first, min(most, len(self._steps)))
+        self._flow = Flow(first, min(most, len(self._steps))) if distant else Flow.of_files()
         self._threads = [
             threading.Thread(target=self._run, name=f"weights-{i}", daemon=True)
             for i in range(min(most, len(self._steps)))

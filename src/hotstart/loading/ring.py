@@ -85,7 +85,7 @@ class Loading:
         self._buffers, self._buffer_bytes = buffers, buffer_bytes
         distant = any(not os.path.isabs(file.path) for file in checkpoint.files)
         self._pace = Pace(buffer_bytes, distant=distant)
-        self._flow = Flow(first or threads, threads)
+        self._flow = Flow(first or threads, threads) if distant else Flow.of_files()
         self._checkpoint = checkpoint
         self._files = self._open(checkpoint)
         self._waiting = deque(_Work(chunk) for chunk in self._chunks)
