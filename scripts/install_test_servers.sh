@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Stores that the tests run against, where this machine lets them be installed: Ceph's gateway from the
+# distribution, Azurite from npm. Without them their tests are skipped, and say so.
+set -eu
+have() { command -v "$1" > /dev/null; }
+
+if ! have radosgw && have apt-get && [ "$(id -u)" = 0 ]; then
+  policy=/usr/sbin/policy-rc.d
+  if [ ! -e "$policy" ]; then # nothing is to start by itself
+    printf '#!/bin/sh\nexit 101\n' > "$policy"
+    chmod +x "$policy"
+    trap 'rm -f "$policy"' EXIT
+  fi
+  { apt-get -qq update && apt-get -qq install -y --no-install-recommends radosgw ceph-mon ceph-osd; } > /dev/null \
+    || echo "radosgw cannot be installed: its tests are skipped" >&2
+fi
+if ! have azurite-blob && have npm; then
+  npm install --global --silent azurite > /dev/null || echo "azurite cannot be installed: its tests are skipped" >&2
+fi
