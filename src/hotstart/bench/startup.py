@@ -133,7 +133,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _report(values: dict[str, object], results: list[Runs], model: str) -> None:
     from hotstart.bench import report
-    from hotstart.cli.main import say
+    from hotstart.cli.output import say
     from hotstart.config.output_file import write_output
 
     for runs in results:

@@ -23,7 +23,7 @@ from hotstart.checkpoint.refusals import no_directory
 from hotstart.checkpoint.resolve import is_path, resolve
 from hotstart.checkpoint.wording import count
 from hotstart.cli.limits import address_space
-from hotstart.cli.main import say
+from hotstart.cli.output import say
 from hotstart.errors import HotstartError, ProblemsFound, raise_all
 from hotstart.loading.options import LoaderOptions
 from hotstart.storage.access import check_directory, who

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
-from hotstart.errors import ConfigError, EngineError, HotstartError, ProblemsFound, StorageError
+from hotstart.cli.output import discard_output, say
+from hotstart.errors import ConfigError, EngineError, HotstartError, ProblemsFound
 
 TYPE_CHECKING = False
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `hotstart serve --help | head`
-        _discard_output()
+        discard_output()
         return 141
     except Exception as error:
         return explain(error, as_json=_json_wanted(words))
@@ -167,28 +168,6 @@ def _with_help(run: Callable[[list[str]], int], argv: list[str]) -> int:
 
         say(help_text(wanted.command, wanted.topic).rstrip())
         return 0
-
-
-def say(text: str) -> None:
-    """Print to standard output. Raises StorageError where it cannot be written, on a full disk."""
-    try:
-        print(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        _discard_output()
-        raise StorageError(
-            f"standard output cannot be written: {error.strerror or error}",
-            advice="make room on its disk, or send the output somewhere else",
-        ) from None
-
-
-def _discard_output() -> None:
-    """What is left in the buffer would be written at exit, and fail once more."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
 
 
 def _serve(argv: list[str]) -> int:
