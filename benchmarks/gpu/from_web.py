@@ -1,4 +1,4 @@
-"""Weights from a web server (the tests' own, in Python) into a GPU: are they right, and how fast do they come?
+"""Weights from a web server (the tests' own, in Python) into a GPU: right, and how fast?
 
 PYTHONPATH=src:tests python benchmarks/gpu/from_web.py [GIGABYTES]
 """
@@ -30,14 +30,14 @@ SHARDS = 4
 
 def shard(name: str, nbytes: int, seed: int) -> tuple[bytes, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    values = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=generator)
+    values = torch.randint(0, 1 << 62, (nbytes // 8,), generator=generator).view(torch.uint8)
     header = json.dumps({name: {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]}}).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + values.numpy().tobytes(), values
 
 
 def main() -> None:
-    total = int(float(sys.argv[1] if len(sys.argv) > 1 else "2") * 1e9)
+    total = int(float(sys.argv[1] if len(sys.argv) > 1 else "1") * 1e9) // (8 * SHARDS) * 8 * SHARDS
     names = [f"model-{n:05}-of-{SHARDS:05}.safetensors" for n in range(1, SHARDS + 1)]
     made = [shard(f"t{n}", total // SHARDS, n) for n in range(SHARDS)]
     weight_map = {f"t{n}": name for n, name in enumerate(names)}
