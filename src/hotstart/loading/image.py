@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from hotstart.checkpoint.base import Checkpoint, ShardFile
 from hotstart.checkpoint.folder import Folder
@@ -46,9 +46,10 @@ _TRIAL_FROM = 256 << 20
 """Bytes; less is read before a comparison is worth anything."""
 ROOMY = 2.2
 """Times the weights: with less memory there is none for a second copy in the page cache."""
-_READERS = 4
+_READERS, _NETWORK_READERS = 4, 8
 _RANGE_READERS = 8, 64
 """Of an object store: at first, and at most."""
+_NAMES = {"direct": "direct reads (O_DIRECT)", "map": "mappings (mmap)"}
 _MADV_POPULATE_READ = 22
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -64,6 +65,8 @@ class Choice(Struct, frozen=True):
     """Share of the file in the page cache, 0 to 1."""
     ordered: bool = False
     """By the user: then there is no falling back."""
+    network: bool = False
+    """Each reader has a descriptor of its own, and there are more of them."""
 
 
 def choose(file: ShardFile, strategy: str = "auto") -> Choice:
@@ -72,12 +75,17 @@ def choose(file: ShardFile, strategy: str = "auto") -> Choice:
         return Choice("ranges", "an object store is read by ranges, straight into memory", 0.0)
     known = resident_fraction(file.path)
     resident = 0.0 if known is None else known
-    if strategy != "auto":
-        return Choice(strategy, "as ordered by --read-strategy", resident, ordered=True)
     mount = mount_of(file.path)
-    if mount is None or mount.network:
-        kind = "an unknown file system" if mount is None else mount.fs_type
-        return Choice("buffered", f"{kind} gets large ordered reads", resident)
+    if strategy != "auto":
+        network = mount is None or mount.network
+        return Choice(strategy, "as ordered by --read-strategy", resident, ordered=True, network=network)
+    if mount is None:
+        return Choice("buffered", "an unknown file system gets large ordered reads", resident, network=True)
+    if mount.network:
+        # FUSE gets them only past the page cache, through which the kernel asks for 128 KiB at a time.
+        past = mount.fuse and known is not None and resident < _RESIDENT
+        way = "direct" if past else "buffered"
+        return Choice(way, f"{mount.fs_type} gets large ordered reads", resident, network=True)
     if mount.memory:
         return Choice("map", f"{mount.fs_type} is memory already", 1.0)
     if known is None:
@@ -91,8 +99,11 @@ def choose(file: ShardFile, strategy: str = "auto") -> Choice:
 
 def in_flight(choices: Iterable[Choice], readers: int | None = None) -> tuple[int, int]:
     """Reads in flight, at first and at most; ``readers`` is an order."""
-    distant = any(choice.strategy == "ranges" for choice in choices)
-    return _RANGE_READERS if readers is None and distant else (readers or _READERS,) * 2
+    choices = list(choices)
+    if readers is None and any(choice.strategy == "ranges" for choice in choices):
+        return _RANGE_READERS
+    usual = _NETWORK_READERS if any(choice.network for choice in choices) else _READERS
+    return (readers or usual,) * 2
 
 
 class Image:
@@ -296,7 +307,11 @@ class Image:
 
         def run() -> None:
             try:
-                self._fill(_Step(step.file.again(), offset, step.end), offset, "buffered", attempt=attempt)
+                # Where storage gives nothing, opening a file may take for ever too.
+                opening = self._watch.begin(step, step.file.source.name, offset, attempt=attempt)
+                file = step.file.again()
+                self._watch.finish(opening)
+                self._fill(_Step(file, offset, step.end), offset, "buffered", attempt=attempt)
                 while not self._cancel.is_set() and self._one():
                     pass
             except BaseException as error:
@@ -347,6 +362,7 @@ class _File:
         self._cached = self.source
         if self.choice.strategy == "direct" and not choice.ordered:
             self._cached = folder.source(file)
+        self._spread()
         self.memory = self._map() if choice.strategy == "map" else self._allocate()
         self._view = memoryview(self.memory)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
@@ -374,7 +390,14 @@ class _File:
         """The same memory, filled through a descriptor of its own."""
         other = copy.copy(self)
         other.source = other._cached = self._folder.source(self._file)
+        other._spread()
         return other
+
+    def _spread(self) -> None:
+        """Give each reader a descriptor of its own where that may bring more."""
+        for source in {self.source, self._cached}:
+            if isinstance(source, FileSource):
+                source.descriptor_for_each_reader = self.choice.network
 
     def in_page_cache(self, offset: int, length: int) -> bool:
         """Whether a range of a file that is read directly need not come from the device."""
@@ -387,7 +410,7 @@ class _File:
         """Take the verdict as this file's choice, if it is one of those that were tried."""
         if self.is_cold:
             reason = f"{self.choice.resident:.0%} resident in the page cache; {trial}"
-            self.choice = Choice(trial.verdict, reason, self.choice.resident)
+            self.choice = structs.replace(self.choice, strategy=trial.verdict, reason=reason)
 
     def close(self) -> None:
         """Close the descriptors."""
@@ -437,7 +460,10 @@ class _File:
         """Read through the page cache instead, unless the user asked for the other."""
         if self.choice.ordered:
             raise error
-        self.choice = Choice("buffered", error.found, self.choice.resident)
+        mount = mount_of(self._file.path)
+        where = "this file system" if mount is None else f"{mount.fs_type} mounted at {mount.mount_point}"
+        reason = f"{where} has no {_NAMES[self.choice.strategy]}"
+        self.choice = structs.replace(self.choice, strategy="buffered", reason=reason)
 
     def _allocate(self) -> mmap.mmap:
         size = -(-self.size // self.source.align) * self.source.align

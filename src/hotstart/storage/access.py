@@ -33,7 +33,9 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
     return b"".join(parts)
 
 
-def read_error(path: str, error: OSError, *, doing: str = "read") -> HotstartError:
+def read_error(
+    path: str, error: OSError, *, doing: str = "read", offset: int | None = None
+) -> HotstartError:
     """The error for ``OSError`` on a path; refusals name the uid, the owner, the mode and the component."""
     if error.errno in (errno.EACCES, errno.EPERM):
         if (blocked := _first_without_search(path)) is not None:
@@ -51,8 +53,9 @@ def read_error(path: str, error: OSError, *, doing: str = "read") -> HotstartErr
         return ModelError(f"{path} does not exist", advice=advice)
     if error.errno == errno.ELOOP:
         return ModelError(f"{path} is a symbolic link that leads to itself", advice="Replace it by the file")
+    at = "" if offset is None else f" at byte {offset}"
     return StorageError(
-        f"Cannot {doing} {path}: {error.strerror or type(error).__name__}",
+        f"Cannot {doing} {path}{at}: {error.strerror or type(error).__name__}",
         advice=_ADVICE.get(error.errno or 0, "Look for the device's errors in the kernel log (dmesg)"),
     )
 
@@ -90,9 +93,11 @@ def _no_search(path: str, blocked: str, *, doing: str) -> StorageError:
     )
 
 
+_GONE = "The file system was unmounted, or its helper process (FUSE) is gone: mount it again"
 _ADVICE = {
     errno.ESTALE: "The file was replaced on the server while open: start again; replace files by rename",
-    errno.ENOTCONN: "The file system's helper process is gone: mount it again",
+    errno.ENOTCONN: _GONE,
+    errno.ECONNABORTED: _GONE,
     errno.ETIMEDOUT: "The file server does not answer: check the network and the server",
     errno.ENODATA: "Wait until the copy into this directory is complete",
     errno.EHOSTDOWN: "The file server is down",

@@ -39,7 +39,12 @@ class Mount(Struct, frozen=True):
     @property
     def network(self) -> bool:
         """Whether reads may travel: never mapped, and pages may change under us."""
-        return self.fs_type in NETWORK or self.fs_type.startswith("fuse")
+        return self.fs_type in NETWORK or self.fuse
+
+    @property
+    def fuse(self) -> bool:
+        """Whether the kernel's FUSE client reads, which asks for 128 KiB at a time through the page cache."""
+        return self.fs_type.startswith("fuse") or self.fs_type == "virtiofs"
 
     @property
     def memory(self) -> bool:

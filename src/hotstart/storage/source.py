@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+import threading
 from typing import Protocol
 
 from hotstart.errors import HotstartError, ModelError, StorageError
@@ -69,9 +71,11 @@ class FileSource:
         self.align = DIRECT_ALIGN if direct else 1
         self.drops_behind = False
         """Whether pages are dropped from the page cache once read: for cold files where memory is tight."""
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_DIRECT if direct else 0)
+        self.descriptor_for_each_reader = False
+        """For network file systems, which often limit what one open file gets."""
+        self._flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_DIRECT if direct else 0)
         try:
-            self._fd = os.open(path, flags)
+            self._fd = os.open(path, self._flags)
         except OSError as error:
             if direct and error.errno == errno.EINVAL:
                 raise StorageError(
@@ -105,7 +109,7 @@ class FileSource:
                 if cancel.is_set():
                     raise ReadCancelled(self.name)
                 part = buffer[position - offset : position - offset + STEP]
-                got = os.preadv(self._fd, [part], position)
+                got = os.preadv(self._reader_fd(), [part], position)
                 if got <= 0 or (position + got < end and got % self.align):
                     raise self.changed()
                 position += got
@@ -115,7 +119,7 @@ class FileSource:
         except OSError as error:
             if isinstance(error, HotstartError):
                 raise
-            raise read_error(self.name, error) from None
+            raise read_error(self.name, error, offset=position) from None
 
     def verify(self) -> None:
         """Raise StorageError when the file is not as it was when it was opened."""
@@ -130,6 +134,15 @@ class FileSource:
         """Close the descriptor."""
         os.close(self._fd)
 
+    def _reader_fd(self) -> int:
+        """The descriptor that this thread reads from."""
+        if not self.descriptor_for_each_reader:
+            return self._fd
+        own: _Descriptor | None = getattr(_readers, "own", None)
+        if own is None or own.source is not self:
+            _readers.own = own = _Descriptor(self, self._fd, self._flags)
+        return own.fd
+
     def changed(self) -> StorageError:
         """The error for a file that is not as it was."""
         size = os.fstat(self._fd).st_size
@@ -139,6 +152,28 @@ class FileSource:
             expected="files that stay as they are during a load",
             advice="Wait until the copy into this directory is complete; replace files by rename",
         )
+
+
+class _Descriptor:
+    """The same open file once more, until its thread ends or goes on to another file.
+
+    A thread has at most one, so that a checkpoint of many files does not use up the limit on open files.
+    """
+
+    def __init__(self, source: FileSource, fd: int, flags: int) -> None:
+        self.source = source
+        self.fd, self._own = fd, False
+        # By this name it is the same file even if another took its place.
+        with contextlib.suppress(OSError):
+            self.fd, self._own = os.open(f"/proc/self/fd/{fd}", flags), True
+            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # twice as far ahead
+
+    def __del__(self) -> None:
+        if self._own:
+            os.close(self.fd)
+
+
+_readers = threading.local()
 
 
 def identity(status: os.stat_result) -> str:
