@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Stores that the tests run against, where this machine lets them be installed: Ceph's gateway from the
-# distribution, Azurite from npm. Without them their tests are skipped, and say so.
+# distribution, Azurite from npm; and fuse3, for a file system that misbehaves. Without them their tests are skipped, and say so.
 set -eu
 have() { command -v "$1" > /dev/null; }
 
@@ -16,4 +16,8 @@ if ! have radosgw && have apt-get && [ "$(id -u)" = 0 ]; then
 fi
 if ! have azurite-blob && have npm; then
   npm install --global --silent azurite > /dev/null || echo "azurite cannot be installed: its tests are skipped" >&2
+fi
+if ! have fusermount3 && have apt-get && [ "$(id -u)" = 0 ]; then
+  { apt-get -qq update && apt-get -qq install -y --no-install-recommends fuse3; } > /dev/null \
+    || echo "fuse3 cannot be installed: its tests are skipped" >&2
 fi

@@ -123,7 +123,9 @@ def _until_mounted(point: Path, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None:
             assert process.stderr is not None
             said = process.stderr.read().decode(errors="replace").strip()
-            pytest.skip(f"FUSE cannot be mounted here: {said.splitlines()[-1] if said else 'no reason given'}")
+            pytest.skip(
+                f"FUSE cannot be mounted here: {said.splitlines()[-1] if said else 'no reason given'}"
+            )
         assert time.monotonic() < deadline, "the FUSE file system did not come up"
         time.sleep(0.005)
 

@@ -99,10 +99,25 @@ class EngineProcess:
             time.sleep(0.005)
 
     def kill(self) -> None:
-        """End it now, and wait until it is gone. It holds nothing that must be saved."""
+        """End it now, and wait until it is gone. It holds nothing that must be saved.
+
+        One with a thread in a read that storage does not answer cannot go: that is not waited for.
+        """
         if self.reap() is None:
             os.kill(self.pid, 9)
-            self.reap(timeout=10.0)
+            if self.reap(timeout=1.0) is None and not self._sleeps_in_the_kernel():
+                self.reap(timeout=9.0)
+
+    def _sleeps_in_the_kernel(self) -> bool:
+        """Whether a thread waits where no signal reaches it (state D)."""
+        import contextlib
+
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{self.pid}/task"):
+                with open(f"/proc/{self.pid}/task/{thread}/stat", "rb") as file:
+                    if file.read().rpartition(b")")[2].split()[0] == b"D":
+                        return True
+        return False
 
     def until_it_ends(self) -> str:
         """Block until the process has ended; returns one clause about how."""

@@ -28,7 +28,8 @@ from hotstart.loading.flow import Flow
 from hotstart.loading.pace import Pace
 from hotstart.loading.tally import LoadReport, Tally
 from hotstart.loading.watch import Watch
-from hotstart.storage.source import ReadCancelled, Source
+from hotstart.storage.mounts import mount_of
+from hotstart.storage.source import FileSource, ReadCancelled, Source
 from hotstart.units import format_size
 
 THREADS = 8
@@ -87,7 +88,7 @@ class Loading:
         self._pace = Pace(buffer_bytes, distant=distant)
         self._flow = Flow(first or threads, threads) if distant else Flow.of_files()
         self._checkpoint = checkpoint
-        self._files = self._open(checkpoint)
+        self._files = self._open()
         self._waiting = deque(_Work(chunk) for chunk in self._chunks)
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -227,13 +228,25 @@ class Loading:
                 self._hanging.add(work.thread)
             if work.slot in self._slots:
                 self._slots.remove(work.slot)  # the kernel may still write there: it is never given back
-            file = self._checkpoint.files[work.chunk.file]
-            assert self._checkpoint.folder is not None
-            self._files[work.chunk.file] = self._checkpoint.folder.source(file)
-            self._waiting.appendleft(_Work(work.chunk, attempt=attempt, counted=work.counted))
-            thread = threading.Thread(target=self._run, name="reader-again", daemon=True)
+            thread = threading.Thread(
+                target=self._read_again, args=(work, attempt), name="reader-again", daemon=True
+            )
             self._threads.append(thread)
         thread.start()
+
+    def _read_again(self, work: _Work, attempt: int) -> None:
+        # Where storage gives nothing, opening a file may take for ever too.
+        number = work.chunk.file
+        opening = self._watch.begin(work, self._files[number].name, work.chunk.offset, attempt=attempt)
+        try:
+            self._files[number] = self._source(number)
+        except BaseException as error:
+            self._fail(error)
+            return
+        finally:
+            self._watch.finish(opening)
+        self._waiting.appendleft(_Work(work.chunk, attempt=attempt, counted=work.counted))
+        self._run()
 
     def _join(self) -> None:
         """Wait for the readers that can come back."""
@@ -251,14 +264,20 @@ class Loading:
         self._given_up = True
         self._fail(error)
 
-    def _open(self, checkpoint: Checkpoint) -> dict[int, Source]:
-        folder = checkpoint.folder
+    def _source(self, index: int) -> Source:
+        file, folder = self._checkpoint.files[index], self._checkpoint.folder
         assert folder is not None
+        source = folder.source(file)
+        if isinstance(source, FileSource):
+            mount = mount_of(file.path)
+            source.descriptor_for_each_reader = mount is not None and mount.network
+        return source
+
+    def _open(self) -> dict[int, Source]:
         files: dict[int, Source] = {}
         try:
             for index in sorted({chunk.file for chunk in self._chunks}):
-                file = checkpoint.files[index]
-                files[index] = folder.source(file)
+                files[index] = self._source(index)
         except BaseException:
             for source in files.values():
                 source.close()

@@ -33,9 +33,7 @@ def read_exactly(fd: int, length: int, offset: int) -> bytes:
     return b"".join(parts)
 
 
-def read_error(
-    path: str, error: OSError, *, doing: str = "read", offset: int | None = None
-) -> HotstartError:
+def read_error(path: str, error: OSError, *, doing: str = "read", offset: int | None = None) -> HotstartError:
     """The error for ``OSError`` on a path; refusals name the uid, the owner, the mode and the component."""
     if error.errno in (errno.EACCES, errno.EPERM):
         if (blocked := _first_without_search(path)) is not None:
