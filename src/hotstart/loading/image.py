@@ -49,7 +49,6 @@ ROOMY = 2.2
 _READERS, _NETWORK_READERS = 4, 8
 _RANGE_READERS = 8, 64
 """Of an object store: at first, and at most."""
-_NAMES = {"direct": "direct reads (O_DIRECT)", "map": "mappings (mmap)"}
 _MADV_POPULATE_READ = 22
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -437,7 +436,7 @@ class _File:
             try:
                 return self._folder.source(self._file, direct=True)
             except StorageError as error:
-                self._fall_back(error)
+                self._fall_back(error, "has no direct reads (O_DIRECT)")
         return self._folder.source(self._file)
 
     def _map(self) -> mmap.mmap:
@@ -452,18 +451,18 @@ class _File:
                 StorageError(
                     f"{self.source.name} cannot be mapped: {error.strerror}",
                     advice="Use --read-strategy buffered",
-                )
+                ),
+                f"cannot be mapped: {error.strerror}",
             )
             return self._allocate()
 
-    def _fall_back(self, error: StorageError) -> None:
+    def _fall_back(self, error: StorageError, why: str) -> None:
         """Read through the page cache instead, unless the user asked for the other."""
         if self.choice.ordered:
             raise error
         mount = mount_of(self._file.path)
         where = "this file system" if mount is None else f"{mount.fs_type} mounted at {mount.mount_point}"
-        reason = f"{where} has no {_NAMES[self.choice.strategy]}"
-        self.choice = structs.replace(self.choice, strategy="buffered", reason=reason)
+        self.choice = structs.replace(self.choice, strategy="buffered", reason=f"{where} {why}")
 
     def _allocate(self) -> mmap.mmap:
         size = -(-self.size // self.source.align) * self.source.align
