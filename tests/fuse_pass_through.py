@@ -7,7 +7,9 @@ file run as a program. It writes down each read that reaches it, so that tests c
 from __future__ import annotations
 
 import contextlib
+import ctypes.util
 import errno
+import importlib.util
 import json
 import os
 import shutil
@@ -55,10 +57,16 @@ class Mount:
         """Answer what is stuck, and everything from now on."""
         self._ask("answer")
 
-    def abort(self) -> None:
-        """What ``umount -f`` and the death of the daemon do: every read fails from now on."""
+    def kill(self) -> None:
+        """The file system's own process is gone: every read fails from now on."""
         self._process.kill()
         self._process.wait(_DEADLINE)
+
+    def unmount(self) -> None:
+        """Take the mount away from under its readers, as ``umount -f`` does."""
+        if os.geteuid() != 0:
+            pytest.skip("only root unmounts by force")
+        subprocess.run(["umount", "-f", "-l", self.path], check=True)
 
     def _ask(self, question: str) -> Any:
         assert self._process.stdin is not None
@@ -92,7 +100,8 @@ def mounted(
     number of handles whose reads from there on are not answered. ``stuck_after``: once so many
     bytes were read, nothing is answered any more.
     """
-    pytest.importorskip("mfusepy", reason="needs mfusepy and a libfuse", exc_type=(ImportError, OSError))
+    if importlib.util.find_spec("mfusepy") is None or ctypes.util.find_library("fuse3") is None:
+        pytest.skip("mfusepy or libfuse3 is not installed")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("/dev/fuse cannot be used here")
     if os.geteuid() != 0 and shutil.which("fusermount3") is None:

@@ -7,6 +7,7 @@ import mmap
 import os
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -189,11 +190,14 @@ def test_slow_storage_that_moves_is_never_given_up(shards: Path, tmp_path: Path)
         assert_same(load(mount, patience=0.7, readers=2), shards)
 
 
-def test_unmounting_in_the_middle_of_a_load_ends_it_with_the_cause(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [Mount.unmount, Mount.kill])
+def test_a_mount_that_goes_away_in_the_middle_of_a_load_ends_it_with_the_cause(
+    end: Callable[[Mount], None], model: Path, tmp_path: Path
+) -> None:
     with mounted(model, tmp_path / "gone", stuck_after=7 * MB) as mount:
         with RunningServer(mount.path, "--threads", "1", log=tmp_path / "log") as server:
             server.until(lambda: mount.stuck() > 0)
-            mount.abort()
+            end(mount)
             assert server.process.wait(30) == 4
             last = "\n".join(server.output.splitlines()[-3:])
     assert re.search(rf"Cannot (read|open) {re.escape(str(mount.path))}/model\S+", last)
