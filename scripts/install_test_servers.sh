@@ -11,7 +11,7 @@ if ! have radosgw && have apt-get && [ "$(id -u)" = 0 ]; then
     chmod +x "$policy"
     trap 'rm -f "$policy"' EXIT
   fi
-  { apt-get -qq update && apt-get -qq install -y --no-install-recommends radosgw ceph-mon ceph-osd; } > /dev/null \
+  { apt-get -qq update && apt-get -qq install -y --no-install-recommends radosgw ceph-common ceph-mon ceph-osd; } > /dev/null \
     || echo "radosgw cannot be installed: its tests are skipped" >&2
 fi
 if ! have azurite-blob && have npm; then
