@@ -20,15 +20,6 @@ S3 = "s3://models/tiny"
 
 
 @pytest.fixture(scope="module")
-def s3(tiny_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    root = tmp_path_factory.mktemp("buckets")
-    (root / "models").mkdir()
-    shutil.copytree(tiny_model(shards=3), root / "models" / "tiny")
-    with S3Server(root) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def expected(tiny_model: Model, tmp_path_factory: pytest.TempPathFactory) -> str:
     log = tmp_path_factory.mktemp("directory") / "log"
     with RunningServer(tiny_model(shards=3), "--threads", "1", log=log) as server:

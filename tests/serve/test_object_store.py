@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from object_servers import S3Server
 from running_server import RunningServer
 
 Model = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def s3(tiny_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    root = tmp_path_factory.mktemp("buckets")
-    (root / "models").mkdir()
-    shutil.copytree(tiny_model(shards=3), root / "models" / "tiny")
-    with S3Server(root) as server:
-        yield server
 
 
 def answer(server: RunningServer) -> str:
