@@ -21,7 +21,7 @@ from hotstart.cli import bind, check
 from hotstart.cli.check import Report, fits_here, run_checks
 from hotstart.config.settings import CacheConfig, Config, DeviceConfig, HttpConfig, LoadConfig, ModelConfig
 from hotstart.engine.assemble import prepare, size_kv
-from hotstart.errors import DeviceError, ProblemsFound
+from hotstart.errors import DeviceError, ProblemsFound, raise_all
 
 
 @pytest.fixture(scope="session")
@@ -140,7 +140,7 @@ def test_problems_are_raised_together_for_serve(model: Path) -> None:
     os.truncate(model / shard_name(1, 2), 7)
     os.truncate(model / shard_name(2, 2), 0)
     with pytest.raises(ProblemsFound) as caught:
-        checked(model).raise_problems()
+        raise_all(checked(model).problems)
     assert (len(caught.value.problems), caught.value.exit_code) == (2, 3)
 
 

@@ -24,7 +24,7 @@ from hotstart.checkpoint.resolve import is_path, resolve
 from hotstart.checkpoint.wording import count
 from hotstart.cli.limits import address_space
 from hotstart.cli.output import say
-from hotstart.errors import HotstartError, ProblemsFound, raise_all
+from hotstart.errors import HotstartError, ProblemsFound
 from hotstart.loading.options import LoaderOptions
 from hotstart.storage.access import check_directory, who
 from hotstart.storage.location import is_location, shown
@@ -84,10 +84,6 @@ class Report(Struct):
         sizes = {file.path: file.size for file in self.checkpoint.files}
         cached = sum(sizes[path] * (share or 0.0) for path, share in self.residency.items())
         return cached / max(1, sum(sizes.values()))
-
-    def raise_problems(self) -> None:
-        """Raise all problems together; return when there is none."""
-        raise_all(self.problems)
 
     def ok(self, name: str, text: str) -> None:
         """Add a check that passed."""
