@@ -101,9 +101,9 @@ def test_load_half_of_which_lay_in_the_page_cache_is_no_measure(
     tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hotstart.checkpoint.layout import open_checkpoint
-    from hotstart.loading import image
+    from hotstart.loading import choice
 
-    monkeypatch.setattr(image, "resident_fraction", lambda *place: 0.5)
+    monkeypatch.setattr(choice, "resident_fraction", lambda *place: 0.5)
     plan = plan_of(open_checkpoint(str(tiny_model())), strategy="buffered")
     outcome = Expectation(plan, str(tmp_path)).outcome(read_in(1.0))
     assert outcome == "2.00 GB in 1.00 s, 2.00 GB/s"

@@ -20,8 +20,10 @@ from hotstart.checkpoint.base import Checkpoint
 from hotstart.checkpoint.layout import open_checkpoint
 from hotstart.device import host
 from hotstart.errors import StorageError
+from hotstart.loading import choice as choice_module
 from hotstart.loading import image as image_module
-from hotstart.loading.image import STEP, Image, choose
+from hotstart.loading.choice import choose
+from hotstart.loading.image import STEP, Image
 from hotstart.loading.image_store import ImageStore
 from hotstart.models.spec import WeightSpec
 from hotstart.storage.mounts import mount_of
@@ -349,7 +351,7 @@ def test_file_of_unknown_residency_is_read_through_the_page_cache(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = write_large(disk)
-    monkeypatch.setattr(image_module, "resident_fraction", lambda path: None)
+    monkeypatch.setattr(choice_module, "resident_fraction", lambda path: None)
     chosen = choose(checkpoint.files[0])
     assert (chosen.strategy, chosen.resident) == ("buffered", 0.0)
 

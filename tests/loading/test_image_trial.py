@@ -45,7 +45,7 @@ def test_cold_files_are_read_as_the_first_steps_came_faster(
     direct: float, buffered: float, verdict: str, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(image_module, "STEP", 64 << 10)
-    monkeypatch.setattr(image_module, "_TRIAL_FROM", 1 << 20)
+    monkeypatch.setattr(image_module, "TRIAL_FROM", 1 << 20)
     checkpoint = write_large(disk, 40 * (64 << 10))
     cold(checkpoint)
     reads = Disk(monkeypatch, direct=direct, buffered=buffered)

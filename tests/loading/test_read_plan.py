@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint_files import file_of
 from hotstart.checkpoint.base import Checkpoint, ShardFile
 from hotstart.checkpoint.folder import LocalFolder
 from hotstart.checkpoint.layout import open_checkpoint
@@ -16,6 +17,7 @@ from hotstart.loading.image import Image
 from hotstart.loading.options import Ring
 from hotstart.loading.probe import probe
 from hotstart.loading.rates import Rate, recall, record
+from hotstart.storage import mounts
 from hotstart.storage.mounts import mount_of
 from hotstart.storage.source import Cancel, FileSource, Source
 
@@ -48,6 +50,21 @@ def test_medium_of_a_file_is_its_mount(tiny_model: TinyModel) -> None:
     mount = mount_of(str(model))
     assert mount is not None
     assert text_of(plan_of(open_checkpoint(str(model))), "medium").endswith(mount.describe())
+
+
+def test_mounts_are_read_once_for_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"model-{number:05}-of-00200.safetensors" for number in range(1, 201)]
+    for name in names:
+        (tmp_path / name).write_bytes(
+            file_of({name: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, b"x")
+        )
+    checkpoint = open_checkpoint(str(tmp_path))
+    read: list[str] = []
+    monkeypatch.setattr(mounts, "mounts", lambda table, real=mounts.mounts: read.append(table) or real(table))
+    assert len(plan_of(checkpoint).files) == 200
+    assert len(read) == 1
+    Image(checkpoint).close()
+    assert len(read) == 2
 
 
 def test_medium_of_an_object_is_its_store_and_its_reads_are_ranges() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hotstart.errors import ModelError, StorageError
-from hotstart.storage.mounts import Mount, check_expected, container, mount_of, mounts
+from hotstart.storage.mounts import Mount, Mounts, check_expected, container, mount_of, mounts
 from hotstart.storage.reboot import after_reboot, unit_name
 
 MEMORY = "/dev/shm"
@@ -40,6 +40,15 @@ def test_mount_of_a_file_in_memory(in_memory: str) -> None:
 def test_mount_of_an_absent_path(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not exist"):
         mount_of(str(tmp_path / "gone"))
+
+
+def test_a_mount_that_came_later_is_seen(in_memory: str, tmp_path: Path) -> None:
+    table = tmp_path / "mountinfo"
+    now = Path("/proc/self/mountinfo").read_text()
+    table.write_text("".join(line for line in now.splitlines(keepends=True) if f" {MEMORY} " not in line))
+    seen = Mounts(str(table))
+    table.write_text(now)
+    assert seen.of(in_memory) == mount_of(in_memory)
 
 
 def test_names_with_blanks_are_read_back(tmp_path: Path) -> None:

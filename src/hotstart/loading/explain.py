@@ -1,6 +1,6 @@
 """How a checkpoint will be read, told before it is: medium, strategy, reads in flight, memory, seconds.
 
-The decisions are those of :mod:`hotstart.loading.image` and :mod:`hotstart.loading.options`; nothing
+The decisions are those of :mod:`hotstart.loading.choice` and :mod:`hotstart.loading.options`; nothing
 is decided here. Torch-free.
 """
 
@@ -15,9 +15,10 @@ from msgspec import Struct
 from hotstart.checkpoint.base import Checkpoint, ShardFile
 from hotstart.checkpoint.wording import count
 from hotstart.device import host
-from hotstart.loading.image import ROOMY, STEP, Choice, choose, in_flight
+from hotstart.loading.choice import ROOMY, Choice, choose_all, in_flight
+from hotstart.loading.image import STEP
 from hotstart.loading.options import Ring
-from hotstart.storage.mounts import mount_of
+from hotstart.storage.mounts import Mount
 from hotstart.units import format_rate, format_seconds, format_size
 
 if TYPE_CHECKING:
@@ -86,23 +87,24 @@ def plan_of(
     files that cannot be reached.
     """
     files = []
-    for file in checkpoint.files:
-        choice = choose(file, strategy)
+    media: dict[Mount | None, str] = {}
+    for file, choice in zip(checkpoint.files, choose_all(checkpoint.files, strategy), strict=True):
         if ring is not None and choice.strategy != "ranges":
-            choice = Choice(_RING.strategy, _RING.reason, choice.resident)
-        files.append(FilePlan(file, _medium(file, store), choice))
+            choice = Choice(_RING.strategy, _RING.reason, choice.resident, mount=choice.mount)
+        if choice.mount not in media:
+            media[choice.mount] = _medium(choice, store)
+        files.append(FilePlan(file, media[choice.mount], choice))
     if ring is not None:
         return Plan(tuple(files), ring.threads, ring.threads, ring.buffer_bytes, ring)
-    first, most = in_flight((each.choice for each in files), readers)
+    first, most = in_flight([each.choice for each in files], readers)
     steps = sum(-(-file.size // STEP) for file in checkpoint.files)
     return Plan(tuple(files), min(first, steps), min(most, steps), STEP)
 
 
-def _medium(file: ShardFile, store: str) -> str:
-    if not os.path.isabs(file.path):
+def _medium(choice: Choice, store: str) -> str:
+    if choice.strategy == "ranges":
         return store or "an object store"
-    mount = mount_of(file.path)
-    return mount.describe() if mount is not None else "an unknown file system"
+    return choice.mount.describe() if choice.mount is not None else "an unknown file system"
 
 
 def lines(plan: Plan, rates: Sequence[Rate | Probe], *, files: bool = True) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from msgspec import Struct, structs
 
@@ -29,80 +29,20 @@ from hotstart.checkpoint.base import Checkpoint, ShardFile
 from hotstart.checkpoint.folder import Folder
 from hotstart.device import host
 from hotstart.errors import StorageError
+from hotstart.loading.choice import COLD, RESIDENT, ROOMY, Choice, choose_all, describe, in_flight
 from hotstart.loading.flow import Flow
 from hotstart.loading.follower import Follower, Nobody
 from hotstart.loading.pace import Pace
 from hotstart.loading.tally import LoadReport, Tally
-from hotstart.loading.trial import Trial
+from hotstart.loading.trial import TRIAL_FROM, Trial
 from hotstart.loading.watch import Watch
-from hotstart.storage.mounts import mount_of
 from hotstart.storage.residency import resident_fraction
 from hotstart.storage.source import FileSource, ReadCancelled, Source
 
 STEP = 8 << 20
-_RESIDENT, _COLD = 0.9, 0.05
-"""Shares: from the first on a file or step counts as resident, below the second as all on its device."""
-_TRIAL_FROM = 256 << 20
-"""Bytes; less is read before a comparison is worth anything."""
-ROOMY = 2.2
-"""Times the weights: with less memory there is none for a second copy in the page cache."""
-_READERS, _NETWORK_READERS = 4, 8
-_RANGE_READERS = 8, 64
-"""Of an object store: at first, and at most."""
 _MADV_POPULATE_READ = 22
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-
-class Choice(Struct, frozen=True):
-    """How one file comes into memory, and why."""
-
-    strategy: str
-    """``map``, ``direct`` or ``buffered``."""
-    reason: str
-    resident: float
-    """Share of the file in the page cache, 0 to 1."""
-    ordered: bool = False
-    """By the user: then there is no falling back."""
-    network: bool = False
-    """Each reader has a descriptor of its own, and there are more of them."""
-
-
-def choose(file: ShardFile, strategy: str = "auto") -> Choice:
-    """Map, read directly or read through the page cache. ``strategy`` other than auto is an order."""
-    if not os.path.isabs(file.path):
-        return Choice("ranges", "an object store is read by ranges, straight into memory", 0.0)
-    known = resident_fraction(file.path)
-    resident = 0.0 if known is None else known
-    mount = mount_of(file.path)
-    if strategy != "auto":
-        network = mount is None or mount.network
-        return Choice(strategy, "as ordered by --read-strategy", resident, ordered=True, network=network)
-    if mount is None:
-        return Choice("buffered", "an unknown file system gets large ordered reads", resident, network=True)
-    if mount.network:
-        # FUSE gets them only past the page cache, through which the kernel asks for 128 KiB at a time.
-        past = mount.fuse and known is not None and resident < _RESIDENT
-        way = "direct" if past else "buffered"
-        return Choice(way, f"{mount.fs_type} gets large ordered reads", resident, network=True)
-    if mount.memory:
-        return Choice("map", f"{mount.fs_type} is memory already", 1.0)
-    if known is None:
-        # Past the page cache, a file that lies there whole would be read from its device.
-        return Choice("buffered", "the kernel does not tell this user what is resident", resident)
-    if resident >= _RESIDENT:
-        return Choice("map", f"{resident:.0%} resident in the page cache", resident)
-    how = "reading past it saves a copy" if resident < _COLD else "that is copied, the rest read past it"
-    return Choice("direct", f"{resident:.0%} resident in the page cache; {how}", resident)
-
-
-def in_flight(choices: Iterable[Choice], readers: int | None = None) -> tuple[int, int]:
-    """Reads in flight, at first and at most; ``readers`` is an order."""
-    choices = list(choices)
-    if readers is None and any(choice.strategy == "ranges" for choice in choices):
-        return _RANGE_READERS
-    usual = _NETWORK_READERS if any(choice.network for choice in choices) else _READERS
-    return (readers or usual,) * 2
 
 
 class Image:
@@ -130,8 +70,10 @@ class Image:
         assert checkpoint.folder is not None
         folder = checkpoint.folder
         self._files = [
-            _File(number, folder, file, choose(file, strategy))
-            for number, file in enumerate(checkpoint.files)
+            _File(number, folder, file, choice)
+            for number, (file, choice) in enumerate(
+                zip(checkpoint.files, choose_all(checkpoint.files, strategy), strict=True)
+            )
         ]
         if host.memory().available < ROOMY * self.total:
             for each in self._files:
@@ -150,7 +92,7 @@ class Image:
         """All is there, or a reader failed, or none is left."""
         self._watch: Watch[_Step] = Watch(patience, self._take_over, self._fail)
         cold = sum(file.size for file in self._files if file.is_cold)
-        self._trial = Trial(warm_up=len(self._threads)) if cold >= _TRIAL_FROM else None
+        self._trial = Trial(warm_up=len(self._threads)) if cold >= TRIAL_FROM else None
         self._when_done: Callable[[LoadReport], None] = lambda report: None
         self._closed = False
         self._follower: Follower = Nobody()
@@ -187,13 +129,7 @@ class Image:
 
     def describe(self) -> str:
         """Strategies and reasons, for the log: ``map (100% resident in the page cache)``."""
-        kinds: dict[tuple[str, str], int] = {}
-        for choice in self.choices:
-            kinds[choice.strategy, choice.reason] = kinds.get((choice.strategy, choice.reason), 0) + 1
-        return ", ".join(
-            f"{strategy} ({reason})" + (f" x{count}" if count > 1 else "")
-            for (strategy, reason), count in kinds.items()
-        )
+        return describe(self.choices)
 
     def cancel(self) -> None:
         """Stop the readers at their next step."""
@@ -357,7 +293,7 @@ class _File:
         self._file = file
         self.choice = choice
         self.source = self._open()
-        self.is_cold = not choice.ordered and self.choice.strategy == "direct" and choice.resident < _COLD
+        self.is_cold = self.choice.is_cold
         self._cached = self.source
         if self.choice.strategy == "direct" and not choice.ordered:
             self._cached = folder.source(file)
@@ -380,7 +316,7 @@ class _File:
 
     def drop_behind(self) -> None:
         """Keep no second copy of what is read in the page cache, unless it was there before."""
-        if self.choice.resident < _COLD:
+        if self.choice.resident < COLD:
             for source in {self.source, self._cached}:
                 if isinstance(source, FileSource):
                     source.drops_behind = True
@@ -400,10 +336,10 @@ class _File:
 
     def in_page_cache(self, offset: int, length: int) -> bool:
         """Whether a range of a file that is read directly need not come from the device."""
-        if self._cached is self.source or self.choice.resident < _COLD:
+        if self._cached is self.source or self.choice.resident < COLD:
             return False
         assert isinstance(self.source, FileSource)
-        return (resident_fraction(self.source.fileno(), offset, length) or 0.0) >= _RESIDENT
+        return (resident_fraction(self.source.fileno(), offset, length) or 0.0) >= RESIDENT
 
     def heed(self, trial: Trial) -> None:
         """Take the verdict as this file's choice, if it is one of those that were tried."""
@@ -460,9 +396,7 @@ class _File:
         """Read through the page cache instead, unless the user asked for the other."""
         if self.choice.ordered:
             raise error
-        mount = mount_of(self._file.path)
-        where = "this file system" if mount is None else f"{mount.fs_type} mounted at {mount.mount_point}"
-        self.choice = structs.replace(self.choice, strategy="buffered", reason=f"{where} {why}")
+        self.choice = self.choice.buffered(why)
 
     def _allocate(self) -> mmap.mmap:
         size = -(-self.size // self.source.align) * self.source.align

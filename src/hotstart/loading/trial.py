@@ -13,6 +13,8 @@ import threading
 from hotstart.units import format_rate, format_size
 
 WAYS = ("direct", "buffered")
+TRIAL_FROM = 256 << 20
+"""Bytes; less is read before a comparison is worth anything."""
 _SAMPLES = 8
 """Steps of a round, half of them each way."""
 _CLEARLY = 1.25

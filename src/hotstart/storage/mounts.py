@@ -82,25 +82,52 @@ def mounts(table: str = "/proc/self/mountinfo") -> list[Mount]:
         return []
 
 
-def mount_of(path: str, table: list[Mount] | None = None) -> Mount | None:
-    """The mount that a file or directory lies on; exact under bind mounts and mounts over mounts.
+class Mounts:
+    """The mounts as they are now, read once, for asking about many files; made anew for each checkpoint.
 
-    Raises the errors of :func:`hotstart.storage.access.read_error` when the path cannot be reached.
+    A file on a mount that came later makes it look again. One that went, and whose number another
+    has got since, is not noticed.
     """
-    table = mounts() if table is None else table
+
+    def __init__(self, table: str = "/proc/self/mountinfo") -> None:
+        self._path = table
+        self._look()
+
+    def _look(self) -> None:
+        self.table = mounts(self._path)
+        self._by_id = {mount.id: mount for mount in self.table}
+
+    def of(self, path: str) -> Mount | None:
+        """The mount that a file or directory lies on; exact under bind mounts and mounts over mounts.
+
+        None where /proc is absent. Raises the errors of :func:`hotstart.storage.access.read_error`
+        when the path cannot be reached.
+        """
+        number = _mount_id(path)
+        if number is not None and number not in self._by_id:
+            self._look()
+        found = None if number is None else self._by_id.get(number)
+        return found or _longest_prefix(os.path.realpath(path), self.table)
+
+
+def mount_of(path: str) -> Mount | None:
+    """:meth:`Mounts.of` as the mounts are now."""
+    return Mounts().of(path)
+
+
+def _mount_id(path: str) -> int | None:
+    """The number of a path's mount in mountinfo; None where the kernel does not tell."""
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
         raise read_error(path, error, doing="open") from None
     try:
         with open(f"/proc/self/fdinfo/{fd}") as file:
-            wanted = next((int(line.split()[1]) for line in file if line.startswith("mnt_id:")), -1)
+            return next((int(line.split()[1]) for line in file if line.startswith("mnt_id:")), None)
     except OSError:
-        wanted = -1
+        return None
     finally:
         os.close(fd)
-    by_id = {mount.id: mount for mount in table}
-    return by_id.get(wanted) or _longest_prefix(os.path.realpath(path), table)
 
 
 def check_expected(expectation: str, model_path: str) -> None:
@@ -112,9 +139,9 @@ def check_expected(expectation: str, model_path: str) -> None:
     """
     path, _, wanted = expectation.partition(":")
     path = os.path.realpath(os.path.expanduser(path))
-    table = mounts()
+    seen = Mounts()
     try:
-        mount = mount_of(path, table)
+        mount = seen.of(path)
     except HotstartError as error:
         raise StorageError(
             f"--expect-mount {expectation}: {error.found}",
@@ -128,7 +155,7 @@ def check_expected(expectation: str, model_path: str) -> None:
         root = ", the root disk" if mount.mount_point == "/" else ""
         raise _no_mount(path, f"it is a directory of {mount.mount_point} ({mount.fs_type}{root})")
     else:
-        _check_volume(mount, wanted, table)
+        _check_volume(mount, wanted, seen)
     if os.path.commonpath([path, os.path.realpath(model_path)]) != path:
         raise StorageError(
             f"{model_path} does not lie on the mount {path}",
@@ -148,10 +175,10 @@ def _no_mount(path: str, but: str) -> StorageError:
     )
 
 
-def _check_volume(mount: Mount, wanted: str, table: list[Mount]) -> None:
+def _check_volume(mount: Mount, wanted: str, seen: Mounts) -> None:
     """Not the root disk a second time, and of the type that is wanted."""
     path = mount.mount_point
-    at_root = mount_of("/", table)
+    at_root = seen.of("/")
     if at_root is not None and path != "/" and mount.device == at_root.device:
         raise StorageError(
             f"{path} is a part of the root disk ({mount.source}) mounted a second time",
