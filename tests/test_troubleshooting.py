@@ -24,7 +24,9 @@ import tiny_models
 from checkpoint_files import STUB, shard_name, write_model
 from engine_faults import SLOW_READS, engine_fault
 from hotstart.cli.main import main
+from object_servers import S3Server
 from running_server import RunningServer
+from storage_symptoms import STORAGE, Place
 
 PAGES = Path(__file__).resolve().parents[1] / "docs"
 ENTRY = re.compile(
@@ -196,6 +198,28 @@ def test_check_says_what_the_page_says(title: str, bench: Bench) -> None:
 
 
 @pytest.fixture(scope="module")
+def store(whole_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """The model is at ``s3://models/tiny``."""
+    root = tmp_path_factory.mktemp("buckets")
+    shutil.copytree(whole_model, root / "models" / "tiny")
+    with S3Server(root) as serving:
+        yield serving
+
+
+@pytest.mark.parametrize("title", STORAGE)
+def test_storage_says_what_the_page_says(
+    title: str,
+    bench: Bench,
+    store: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = entries("troubleshooting.md")[title]
+    place = Place(bench.model, store, bench.model.parent, monkeypatch, capsys)
+    assert pattern(line).search(STORAGE[title](place)), line
+
+
+@pytest.fixture(scope="module")
 def server(whole_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One that runs one request at a time, lets one wait, has no chat template and nowhere to cache."""
     folder = tmp_path_factory.mktemp("server")
@@ -342,7 +366,7 @@ def test_file_without_permission_says_what_the_page_says(whole_model: Path) -> N
 
 
 def test_every_entry_is_provoked() -> None:
-    provoked = {*CHECKS, *SERVING, "A file cannot be read"}
+    provoked = {*CHECKS, *STORAGE, *SERVING, "A file cannot be read"}
     assert set(entries("troubleshooting.md")) == provoked
 
 
