@@ -16,6 +16,7 @@ from msgspec import Meta, Struct, ValidationError, convert, structs
 
 from hotstart.checkpoint.base import ModelFiles
 from hotstart.checkpoint.files import load_model_files, overrides_of
+from hotstart.checkpoint.folder import shown_folder
 from hotstart.cli.check import directory_of, located
 from hotstart.config.keywords import config_of
 from hotstart.config.settings import Config
@@ -319,4 +320,6 @@ def _text_files(config: Config) -> ModelFiles:
     tokenizer = None
     if model.tokenizer is not None:
         tokenizer = directory_of(config, model.tokenizer, model.tokenizer_revision)
-    return load_model_files(model.path, overrides=overrides_of(model), tokenizer=tokenizer)
+    return load_model_files(
+        model.path, shown=shown_folder(model), overrides=overrides_of(model), tokenizer=tokenizer
+    )

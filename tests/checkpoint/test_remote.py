@@ -149,7 +149,7 @@ def test_a_file_too_large_to_be_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_store_that_denies_what_does_not_exist_is_understood(tmp_path: Path) -> None:
-    denied = Fault(path="added_tokens", status=403, body=b"<Error><Code>AccessDenied</Code></Error>")
+    denied = Fault(path="vocab.json", status=403, body=b"<Error><Code>AccessDenied</Code></Error>")
     with FaultServer(SMALL, denied) as server:
         assert content(fetched(server, tmp_path)) == SMALL
 

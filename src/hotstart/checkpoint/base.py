@@ -65,6 +65,9 @@ class ModelFiles(Struct, kw_only=True):
     """The small files of a model directory, parsed. Absent ones are None."""
 
     path: str
+    """What messages call the directory: of a model in a store, its folder there."""
+    text_path: str = ""
+    """The same of the directory with tokenizer and templates, where it is another one."""
     config: dict[str, Any]
     generation_config: dict[str, Any] | None = None
     tokenizer_config: dict[str, Any] | None = None
@@ -82,3 +85,8 @@ class ModelFiles(Struct, kw_only=True):
     """The file the template came from."""
     empty_templates: tuple[str, ...] = ()
     """Files whose templates hold nothing; they count as absent."""
+
+    @property
+    def text_folder(self) -> str:
+        """What messages call the directory with tokenizer and templates."""
+        return self.text_path or self.path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 from hotstart.checkpoint.base import ModelFiles
@@ -19,28 +20,45 @@ if TYPE_CHECKING:
 
 MAX_JSON = 64 << 20
 MAX_TEMPLATE = 4 << 20
-MAX_TOKENIZER = 512 << 20
 MAX_TEMPLATES = 64
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SMALL_FILES = {
+    CONFIG: MAX_JSON, "generation_config.json": MAX_JSON, INDEX: 256 << 20,
+    "tokenizer.json": 512 << 20, "tokenizer_config.json": MAX_JSON, "special_tokens_map.json": MAX_JSON,
+    "vocab.json": MAX_JSON, "merges.txt": MAX_JSON,
+    "chat_template.jinja": MAX_TEMPLATE, "chat_template.json": MAX_TEMPLATE,
+}  # fmt: skip
+"""Everything but weights that is read of a model, wherever it lies, and the bytes that each may have."""
+TEMPLATES = "additional_chat_templates"
+"""The folder of named chat templates, each a file of its own; they are read too."""
 
 
 def load_model_files(
-    path: str, *, overrides: dict[str, Any] | None = None, tokenizer: str | None = None
+    path: str,
+    *,
+    shown: str = "",
+    overrides: dict[str, Any] | None = None,
+    tokenizer: str | None = None,
 ) -> ModelFiles:
     """Read the configuration, the tokenizer's settings and the chat templates of a directory.
 
+    ``shown`` is what messages call it: of copies of a store's files, the store's folder.
     ``overrides`` (``--hf-overrides``) are laid over config.json, nested objects key by key;
     ``tokenizer`` is the directory of tokenizer and templates where it is another one. Raises
     ModelError, or ProblemsFound with one error for each file that is absent, damaged or too large.
     """
-    reader = _Reader(path)
-    config = reader.json("config.json")
+    reader = _Reader(path, shown or path)
+    config = reader.json(CONFIG)
     if config is None and not reader.problems:
         reader.problems.append(_no_config(path))
-    text = reader if tokenizer is None else _Reader(tokenizer)
+    text = reader if tokenizer is None else _Reader(tokenizer, tokenizer)
     tokenizer_config = text.json("tokenizer_config.json")
     templates, source, empty = _templates(text, tokenizer_config or {})
     files = ModelFiles(
-        path=path,
+        path=reader.shown,
+        text_path="" if text is reader else text.shown,
         config=merge(config or {}, overrides or {}),
         generation_config=reader.json("generation_config.json"),
         tokenizer_config=tokenizer_config,
@@ -72,9 +90,30 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def read_json(path: str, *, limit: int = MAX_JSON) -> dict[str, Any]:
-    """The object in a JSON file. Raises ModelError (with line and column) or StorageError."""
-    text = read_text(path, limit=limit)
+def template_names(names: Iterable[str]) -> list[str]:
+    """Which of the files in :data:`TEMPLATES` are read, in order."""
+    usable = (
+        name
+        for name in names
+        if name.endswith(".jinja") and name != "default.jinja" and name.isprintable() and "/" not in name
+    )
+    return sorted(name for name in usable if not name.startswith("."))[:MAX_TEMPLATES]
+
+
+def size_limit(name: str) -> int | None:
+    """Bytes that one of the small files may have; None: it is none of them."""
+    folder, _, template = name.rpartition("/")
+    if folder == TEMPLATES and template_names([template]):
+        return MAX_TEMPLATE
+    return SMALL_FILES.get(name)
+
+
+def read_json(path: str, *, limit: int = MAX_JSON, shown: str = "") -> dict[str, Any]:
+    """The object in a JSON file, which messages call ``shown``.
+
+    Raises ModelError (with line and column) or StorageError.
+    """
+    text, path = read_text(path, limit=limit, shown=shown), shown or path
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -91,9 +130,12 @@ def read_json(path: str, *, limit: int = MAX_JSON) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def read_text(path: str, *, limit: int) -> str:
-    """A small UTF-8 file, whole. Raises ModelError for stubs, other encodings, and over ``limit`` bytes."""
-    data = _read(path, limit)
+def read_text(path: str, *, limit: int, shown: str = "") -> str:
+    """A small UTF-8 file, whole, which messages call ``shown``.
+
+    Raises ModelError for stubs, other encodings, and over ``limit`` bytes.
+    """
+    data, path = _read(path, limit, shown or path), shown or path
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -105,7 +147,7 @@ def read_text(path: str, *, limit: int) -> str:
         ) from None
 
 
-def _read(path: str, limit: int, *, only_head: bool = False) -> bytes:
+def _read(path: str, limit: int, shown: str, *, only_head: bool = False) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not hang the start
     except OSError as error:
@@ -113,13 +155,13 @@ def _read(path: str, limit: int, *, only_head: bool = False) -> bytes:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise ModelError(f"{path} is no regular file", expected="a file")
+            raise ModelError(f"{shown} is no regular file", expected="a file")
         if status.st_size > limit:
             raise ModelError(
-                f"{path} has {format_size(status.st_size)}", expected=f"at most {format_size(limit)}"
+                f"{shown} has {format_size(status.st_size)}", expected=f"at most {format_size(limit)}"
             )
         head = os.pread(fd, MAX_STUB, 0)
-        if (stub := stub_error(path, head)) is not None:
+        if (stub := stub_error(shown, head)) is not None:
             raise stub
         return head if only_head else read_exactly(fd, status.st_size, 0)
     except OSError as error:
@@ -133,20 +175,25 @@ def _read(path: str, limit: int, *, only_head: bool = False) -> bytes:
 class _Reader:
     """Reads files of one directory; None for absent ones, problems collected."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, shown: str) -> None:
         self.path = path
+        self.shown = shown
         self.problems: list[HotstartError] = []
 
     def json(self, name: str) -> dict[str, Any] | None:
         try:
-            return read_json(path) if (path := self._find(name)) else None
+            if path := self._find(name):
+                return read_json(path, limit=SMALL_FILES[name], shown=self.called(name))
+            return None
         except HotstartError as error:
             self.problems.append(error)
             return None
 
     def text(self, name: str) -> str | None:
         try:
-            return read_text(path, limit=MAX_TEMPLATE) if (path := self._find(name)) else None
+            if path := self._find(name):
+                return read_text(path, limit=MAX_TEMPLATE, shown=self.called(name))
+            return None
         except HotstartError as error:
             self.problems.append(error)
             return None
@@ -157,24 +204,23 @@ class _Reader:
         if path is None:
             return None
         try:
-            _read(path, MAX_TOKENIZER, only_head=True)
+            _read(path, SMALL_FILES[name], self.called(name), only_head=True)
         except HotstartError as error:
             self.problems.append(error)
         return path
 
     def named_templates(self) -> dict[str, str]:
         """additional_chat_templates/NAME.jinja."""
-        folder = "additional_chat_templates"
         try:
-            names = sorted(
-                n
-                for n in os.listdir(os.path.join(self.path, folder))
-                if n.endswith(".jinja") and n != "default.jinja"
-            )
+            names = template_names(os.listdir(os.path.join(self.path, TEMPLATES)))
         except OSError:
             return {}
-        texts = {name[: -len(".jinja")]: self.text(f"{folder}/{name}") for name in names[:MAX_TEMPLATES]}
+        texts = {name[: -len(".jinja")]: self.text(f"{TEMPLATES}/{name}") for name in names}
         return {name: text for name, text in texts.items() if text is not None}
+
+    def called(self, name: str) -> str:
+        """What messages call a file."""
+        return f"{self.shown.rstrip('/')}/{name}"
 
     def _find(self, name: str) -> str | None:
         path = os.path.join(self.path, name)
@@ -199,7 +245,7 @@ def _templates(
     for name, every in found:
         named = {key: text for key, text in every.items() if text.strip()}
         if "default" in named and not source:
-            source = os.path.join(reader.path, name)
+            source = reader.called(name)
         templates = {**named, **templates}  # the earlier source wins
     return templates, source, empty
 
@@ -217,7 +263,7 @@ def _named(reader: _Reader, content: dict[str, Any], file: str) -> dict[str, str
         return value
     reader.problems.append(
         ModelError(
-            f"chat_template in {os.path.join(reader.path, file)} is {_json_kind(value)}",
+            f"chat_template in {reader.called(file)} is {_json_kind(value)}",
             expected="a template's text, or a list of objects with name and template",
         )
     )

@@ -78,6 +78,15 @@ class LocalFolder:
         return FileSource(file.path, direct=direct, pinned=file.identity)
 
 
+def shown_folder(model: ModelConfig) -> str:
+    """What messages call the folder of a resolved model."""
+    if not model.location:
+        return model.path
+    from hotstart.storage.location import parse_location
+
+    return str(parse_location(model.location))
+
+
 def open_folder(model: ModelConfig, load: LoadConfig) -> Folder:
     """Where the files of a resolved model lie. Raises ConfigError."""
     if not model.location:

@@ -16,7 +16,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from hotstart.checkpoint.base import Checkpoint, Skipped, TensorRef
-from hotstart.checkpoint.files import read_json
+from hotstart.checkpoint.files import INDEX, SMALL_FILES, read_json
 from hotstart.checkpoint.folder import Folder, LocalFolder
 from hotstart.checkpoint.refusals import no_weights
 from hotstart.checkpoint.safetensors import Header
@@ -24,16 +24,14 @@ from hotstart.checkpoint.wording import count, few
 from hotstart.errors import HotstartError, ModelError, raise_all
 from hotstart.units import format_size
 
-INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 OTHER_FORMATS = (".gguf", ".tensors", ".h5", ".msgpack", ".onnx", ".npz")
 
-_MAX_INDEX = 256 << 20
 _SLOW = 0.01
 """Seconds of a header that had to come from afar; one in the page cache takes a tenth of it."""
 _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
-_IGNORE_INDEX = "pass --ignore-index to go by the files on disk"
+_IGNORE_INDEX = "pass --ignore-index to go by the files that are there"
 
 T = TypeVar("T")
 
@@ -49,7 +47,7 @@ def open_checkpoint(place: Folder | str, *, ignore_index: bool = False) -> Check
     chosen = _choose(listing, ignore_index)
     headers, absent, problems = _read_headers(folder, chosen.names)
     if absent:
-        problems.insert(0, _absent_error(listing, chosen, absent))
+        problems.insert(0, _absent_error(listing, chosen, absent, headers))
     raise_all(problems)
     tensors = _merge(headers)
     _check_index(chosen, tensors)
@@ -119,6 +117,7 @@ class _Listing:
 class _Chosen(Struct, frozen=True):
     names: list[str]
     index: str | None = None
+    """What messages call it."""
     weight_map: dict[str, str] = {}
 
 
@@ -126,8 +125,9 @@ def _choose(listing: _Listing, ignore_index: bool) -> _Chosen:
     """The rule of the module's docstring; names of absent files are among the result."""
     index = os.path.join(listing.folder.small_files, INDEX)
     if os.path.lexists(index) and not ignore_index:
-        weight_map = _read_index(index)
-        return _Chosen(sorted(set(weight_map.values())), index, weight_map)
+        shown = os.path.join(listing.path, INDEX)
+        weight_map = _read_index(index, shown)
+        return _Chosen(sorted(set(weight_map.values())), shown, weight_map)
     models = listing.models
     if SINGLE in models:
         return _Chosen([SINGLE])
@@ -142,9 +142,12 @@ def _choose(listing: _Listing, ignore_index: bool) -> _Chosen:
     return _Chosen(sorted({*models, *expected}))
 
 
-def _read_index(path: str) -> dict[str, str]:
-    """``weight_map`` of an index; every file it names is a safetensors file inside the directory."""
-    weight_map = read_json(path, limit=_MAX_INDEX).get("weight_map")
+def _read_index(file: str, path: str) -> dict[str, str]:
+    """``weight_map`` of an index; every file it names is a safetensors file inside the directory.
+
+    ``path`` is what messages call the index.
+    """
+    weight_map = read_json(file, limit=SMALL_FILES[INDEX], shown=path).get("weight_map")
     if not (
         weight_map and isinstance(weight_map, dict) and all(isinstance(n, str) for n in weight_map.values())
     ):
@@ -218,21 +221,26 @@ def _merge(headers: list[Header]) -> dict[str, TensorRef]:
     return tensors
 
 
-def _absent_error(listing: _Listing, chosen: _Chosen, absent: list[str]) -> ModelError:
-    """Tells an old index from an incomplete copy by what the files on disk hold."""
+def _absent_error(listing: _Listing, chosen: _Chosen, absent: list[str], headers: list[Header]) -> ModelError:
+    """Tells an old index from an incomplete copy by what the files that are there hold."""
     if not chosen.index:
         return ModelError(
             f"{count(len(absent), 'weight file')} absent from {listing.path}: {few(absent)}",
             expected="every file that the names of the others announce",
             advice="Copy or download the absent files",
         )
-    headers, _, _ = _read_headers(listing.folder, listing.models)
-    stored = {ref.name for header in headers for ref in header.tensors}
+    try:
+        others = [name for name in listing.models if name not in chosen.names]
+    except HotstartError:
+        others = []  # a listing that is refused is not what is wrong
+    more, _, _ = _read_headers(listing.folder, others)
+    stored = {ref.name for header in (*headers, *more) for ref in header.tensors}
     held = len(stored & chosen.weight_map.keys())
     complete = held == len(chosen.weight_map)
+    where = "on disk" if isinstance(listing.folder, LocalFolder) else "there"
     return ModelError(
         f"{chosen.index} names {count(len(absent), 'absent file')} ({few(absent)}); "
-        f"files on disk hold {held} of {len(chosen.weight_map)} expected tensors",
+        f"files {where} hold {held} of {len(chosen.weight_map)} expected tensors",
         expected="every file that the index names",
         advice=f"The files are complete and the index is older than they are: {_IGNORE_INDEX}"
         if complete

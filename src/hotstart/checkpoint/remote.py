@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from hotstart.checkpoint.base import ShardFile
-from hotstart.checkpoint.layout import INDEX, SINGLE
+from hotstart.checkpoint.files import INDEX
+from hotstart.checkpoint.layout import SINGLE
 from hotstart.checkpoint.safetensors import Header, header_length, parse_header
 from hotstart.checkpoint.small_files import SmallFiles
 from hotstart.errors import ConfigError, ModelError
@@ -47,11 +48,15 @@ class ObjectFolder:
             self._single = self.store.fetch(SINGLE, _HEAD, optional=not self.store.location.is_web)
             if self._single is not None:
                 return {SINGLE: self._single.size}
-            if not indexed and self.store.location.is_web:
+            if self.store.location.is_web:
                 raise ModelError(
-                    f"There is neither {INDEX} nor {SINGLE} in {self.path}",
+                    f"There is no {SINGLE} in {self.path}"
+                    if indexed
+                    else f"There is neither {INDEX} nor {SINGLE} in {self.path}",
                     expected="one of them, for the files of a web server cannot be listed",
-                    advice="Put the index beside the weights, as it was published",
+                    advice="Start without --ignore-index, beside an index that names the files"
+                    if indexed
+                    else "Put the index beside the weights, as it was published",
                 )
         return {name: info.size for name, info in self.store.list().items()}
 

@@ -13,28 +13,21 @@ import hashlib
 import os
 import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from queue import SimpleQueue
 
 import msgspec
 from msgspec import Struct
 
-from hotstart.checkpoint.files import MAX_JSON, MAX_TEMPLATE, MAX_TOKENIZER
-from hotstart.checkpoint.layout import INDEX
+from hotstart.checkpoint.files import CONFIG, SMALL_FILES, TEMPLATES, size_limit, template_names
 from hotstart.errors import ModelError, StorageError
 from hotstart.storage.object_store import ObjectStore
 from hotstart.units import format_size
 
-CONFIG = "config.json"
-_LIMITS = {
-    CONFIG: MAX_JSON, "generation_config.json": MAX_JSON, INDEX: 256 << 20,
-    "tokenizer.json": MAX_TOKENIZER, "tokenizer_config.json": MAX_JSON, "special_tokens_map.json": MAX_JSON,
-    "added_tokens.json": MAX_JSON, "vocab.json": MAX_JSON, "merges.txt": MAX_JSON,
-    "tokenizer.model": MAX_JSON, "chat_template.jinja": MAX_TEMPLATE, "chat_template.json": MAX_TEMPLATE,
-}  # fmt: skip
-"""Bytes that each may have."""
 _MANIFEST = ".generation.json"
 _LOOKS = 4
 _KEPT = 7 * 86400.0
@@ -85,12 +78,24 @@ class SmallFiles:
 
     def _look(self, known: Mapping[str, SmallFile]) -> dict[str, SmallFile]:
         """What is in the store, given what was there before."""
-        with ThreadPoolExecutor(len(_LIMITS)) as pool:
-            files = pool.map(lambda name: self._get(name, known.get(name)), _LIMITS)
-            return {name: file for name, file in zip(_LIMITS, files, strict=True) if file is not None}
+        listed: SimpleQueue[list[str]] = SimpleQueue()
+        # Nobody waits for a listing of a store that gives no configuration.
+        ask = threading.Thread(target=lambda: listed.put(self._store.names(TEMPLATES)), daemon=True)
+        ask.start()
+        with ThreadPoolExecutor(len(SMALL_FILES)) as pool:
+
+            def get(names: Iterable[str]) -> dict[str, SmallFile]:
+                names = list(names)
+                files = pool.map(lambda name: self._get(name, known.get(name)), names)
+                return {name: file for name, file in zip(names, files, strict=True) if file is not None}
+
+            found = get(SMALL_FILES)
+            if CONFIG in found:
+                found |= get(f"{TEMPLATES}/{name}" for name in template_names(listed.get()))
+        return found
 
     def _get(self, name: str, known: SmallFile | None) -> SmallFile | None:
-        limit = _LIMITS[name]
+        limit = size_limit(name) or 0
         fetched = self._store.fetch(
             name, limit, known=known.identity if known else "", optional=name != CONFIG
         )
@@ -113,7 +118,7 @@ class SmallFiles:
                     with open(os.path.join(path, _MANIFEST), "rb") as file:
                         known = msgspec.json.decode(file.read(), type=dict[str, SmallFile])
                     if all(
-                        os.path.getsize(os.path.join(path, name)) == known[name].size and name in _LIMITS
+                        os.path.getsize(os.path.join(path, name)) == known[name].size and size_limit(name)
                         for name in known
                     ):
                         os.utime(path)  # before the store is asked: nobody may remove it meanwhile
@@ -147,6 +152,7 @@ class SmallFiles:
         return target
 
     def _put(self, name: str, file: SmallFile, path: str) -> None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         data = self._data.get(file.digest)
         if data is None:
             shutil.copyfile(os.path.join(self._kept, name), path)

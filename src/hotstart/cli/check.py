@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from hotstart.checkpoint.base import Checkpoint, ModelFiles
 from hotstart.checkpoint.files import load_model_files, overrides_of
-from hotstart.checkpoint.folder import Folder, open_folder
+from hotstart.checkpoint.folder import Folder, open_folder, shown_folder
 from hotstart.checkpoint.layout import describe, open_checkpoint
 from hotstart.checkpoint.refusals import no_directory
 from hotstart.checkpoint.resolve import is_path, resolve
@@ -299,7 +299,10 @@ def _check_config(config: Config, report: Report) -> None:
         if tokenizer is not None:
             tokenizer = directory_of(config, tokenizer, config.model.tokenizer_revision)
         report.files = load_model_files(
-            report.path, overrides=overrides_of(config.model), tokenizer=tokenizer
+            report.path,
+            shown=shown_folder(config.model),
+            overrides=overrides_of(config.model),
+            tokenizer=tokenizer,
         )
         from hotstart.models.registry import family_for
 

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from hotstart.checkpoint.base import Checkpoint, ModelFiles
 from hotstart.checkpoint.files import load_model_files, overrides_of
-from hotstart.checkpoint.folder import open_folder
+from hotstart.checkpoint.folder import open_folder, shown_folder
 from hotstart.checkpoint.layout import open_checkpoint
 from hotstart.checkpoint.wording import count
 from hotstart.config.settings import Config
@@ -103,7 +103,8 @@ class Built(Struct, kw_only=True):
 def prepare(config: Config) -> Prepared:
     """Read and match everything but weights. Raises every kind of error a start can end with."""
     placement = place(choose(config.device.device))
-    files = load_model_files(config.model.path, overrides=overrides_of(config.model))
+    model = config.model
+    files = load_model_files(model.path, shown=shown_folder(model), overrides=overrides_of(model))
     family = family_for(files.config)
     geometry = family.geometry(files.config)
     specs = family.specs(geometry)

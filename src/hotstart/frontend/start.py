@@ -97,7 +97,7 @@ def _check_vocabulary(files: ModelFiles, tokenizer: Tokenizer) -> list[str]:
     ordinary = tokenizer.backend.get_vocab_size(with_added_tokens=False)
     if ordinary > size:
         raise ModelError(
-            f"the tokenizer in {files.path} has {ordinary} tokens and the model's embedding {size} "
+            f"the tokenizer in {files.text_folder} has {ordinary} tokens and the model's embedding {size} "
             "(vocab_size of config.json)",
             expected="a tokenizer whose tokens all have an embedding",
             advice="The tokenizer belongs to another model: copy both from the same place",
@@ -141,7 +141,7 @@ def _check_end_tokens(files: ModelFiles) -> list[str]:
 
 
 def _no_template(files: ModelFiles) -> str:
-    looked = f"chat_template.jinja and tokenizer_config.json in {files.path}"
+    looked = f"chat_template.jinja and tokenizer_config.json in {files.text_folder}"
     named = f" (only named ones: {', '.join(files.chat_templates)})" if files.chat_templates else ""
     return (
         f"This model has no chat template: none was found in {looked}{named}. "

@@ -113,7 +113,7 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
             backend = tokenizers.Tokenizer.from_file(files.tokenizer_json)
         except Exception as error:  # the library raises bare Exception
             raise ModelError(
-                f"{files.tokenizer_json} cannot be used: {error}",
+                f"{files.text_folder}/tokenizer.json cannot be used: {error}",
                 expected="a tokenizer.json written by the tokenizers library",
                 advice="Fetch the file again; a text stub of large-file storage is a usual cause",
             ) from None
@@ -124,7 +124,7 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
         special = {**_special_tokens_by_id(files, backend), **special}
     else:
         raise ModelError(
-            f"There is no tokenizer in {files.path}",
+            f"There is no tokenizer in {files.text_folder}",
             expected="tokenizer.json, or vocab.json with merges.txt",
             advice="Copy it from the original model, or write one with transformers: "
             "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",

@@ -44,6 +44,13 @@ def list_folder(client: Any, location: Location) -> dict[str, ObjectInfo]:
     return found
 
 
+def list_names(client: Any, prefix: str) -> list[str]:
+    """The names of the objects of a folder; none where there is no such folder."""
+    import obstore
+
+    return list(_named(prefix, obstore.list_with_delimiter(client, prefix)["objects"]))
+
+
 def _named(prefix: str, objects: Any) -> dict[str, ObjectInfo]:
     infos = {meta["path"][len(prefix) :].lstrip("/"): meta for meta in objects}
     # A folder made by a cloud's own pages is an empty object of its name.

@@ -101,6 +101,22 @@ class ObjectStore:
         """How a key is called in messages."""
         return f"{self.location.scheme}://{self.location.container}/{key}"
 
+    def names(self, folder: str) -> list[str]:
+        """The objects of a folder in the location's; none where it is absent or cannot be listed.
+
+        For what a model can do without: a reason is logged, nothing is raised.
+        """
+        if self.location.is_web:
+            return []
+        from hotstart.storage.object_listing import list_names
+
+        try:
+            return list_names(self._obstore(), self.location.key(folder))
+        except Exception as error:
+            reason = error if isinstance(error, HotstartError) else self.failed(error, "list", folder)
+            log.info("%s is not looked for in %s: %s", folder, self.location, reason.found)
+            return []
+
     def list(self) -> dict[str, ObjectInfo]:
         """The objects of the location's folder, by name relative to it; of a web server: none.
 
