@@ -19,8 +19,10 @@ from hotstart.device.base import Device
 from hotstart.device.choose import choose, open_device
 from hotstart.errors import DeviceError
 from hotstart.loading.arena import Arena, Layout
-from hotstart.loading.ring import Loading
+from hotstart.loading.choice import choose_for_gpu
+from hotstart.loading.ring import BUFFER_BYTES, Loading
 from hotstart.models.spec import AttentionSpec, WeightSpec
+from hotstart.storage.residency import evict
 
 pytestmark = pytest.mark.gpu
 
@@ -86,6 +88,39 @@ def test_weights_arrive_in_the_arena_and_torch_views_them_there(
         loading.wait()
     found = arena.tensor("w").view(torch.uint8).flatten().cpu()
     assert torch.equal(found, torch.frombuffer(bytearray(data[3:]), dtype=torch.uint8))
+    arena.close()
+
+
+def test_pinned_buffers_begin_at_pages(device: Device) -> None:
+    device.attach()
+    buffers = [device.pinned(BUFFER_BYTES) for _ in range(4)]
+    assert [buffer.address % 4096 for buffer in buffers] == [0] * 4
+    for buffer in buffers:
+        device.unpin(buffer)
+
+
+@pytest.mark.parametrize("strategy", ["direct", "buffered"])
+def test_a_cold_file_arrives_whole_past_the_page_cache_and_through_it(
+    device: Device, tmp_path: Path, strategy: str
+) -> None:
+    data = os.urandom(5 + (60 << 20))
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data)
+    evict(str(path))
+    shard = ShardFile(str(path), len(data), 5)
+    refs = {
+        name: TensorRef(name, 0, "U8", (30 << 20,), 5 + n * (30 << 20), 30 << 20)
+        for n, name in enumerate("ab")
+    }
+    checkpoint = Checkpoint(str(tmp_path), (shard,), refs, folder=LocalFolder(str(tmp_path)))
+    specs = [(WeightSpec(slot=name, stored=(name,), shape=ref.shape), ref) for name, ref in refs.items()]
+    arena = Arena(Layout.of(specs), device)
+    choices = choose_for_gpu(checkpoint.files, strategy)
+    with closing(Loading(checkpoint, arena, choices=choices)) as loading:
+        loading.wait()
+    assert loading.describe().startswith(f"{strategy} (as ordered")
+    found = torch.cat([arena.tensor(name).cpu() for name in "ab"])
+    assert torch.equal(found, torch.frombuffer(bytearray(data[5:]), dtype=torch.uint8))
     arena.close()
 
 

@@ -25,6 +25,7 @@ from hotstart.engine.block_manager import BlockManager, PagedBlockManager
 from hotstart.engine.kv_size import KVSize
 from hotstart.engine.placement import CudaPlacement
 from hotstart.errors import ConfigError, DeviceError
+from hotstart.loading import choice
 from hotstart.units import format_size
 
 GB = 1 << 30
@@ -91,13 +92,37 @@ def test_gpu_memory_is_taken_when_reading_begins_and_not_before(
     assert device.pinned_bytes == 0
 
 
-@pytest.mark.parametrize("strategy", ["map", "direct"])
-def test_way_of_reading_that_a_gpu_does_not_have_is_refused(
+def test_maps_on_a_gpu_are_refused(tiny_model: Callable[..., Path], device: FakeDevice) -> None:
+    found = prepared(tiny_model(), load=LoadConfig(read_strategy="map"))
+    with pytest.raises(ConfigError, match=r"--read-strategy map on a GPU.*expected auto, buffered or direct"):
+        on_gpu(found, device).weights(found, lambda done: None)
+
+
+@pytest.mark.parametrize("strategy", ["buffered", "direct"])
+def test_way_of_reading_on_a_gpu_is_an_order(
     strategy: str, tiny_model: Callable[..., Path], device: FakeDevice
 ) -> None:
     found = prepared(tiny_model(), load=LoadConfig(read_strategy=strategy))
-    with pytest.raises(ConfigError, match=f"--read-strategy {strategy} on a GPU.*expected auto or buffered"):
-        on_gpu(found, device).weights(found, lambda done: None)
+    weights = on_gpu(found, device).weights(found, lambda done: None)
+    weights.start()
+    weights.wait()
+    assert weights.describe().startswith(f"{strategy} (as ordered by --read-strategy)")
+    weights.close()
+
+
+def test_what_a_gpu_reads_again_for_digests_is_read_through_the_page_cache(
+    tiny_model: Callable[..., Path], device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "resident_fraction", lambda path: 0.0)
+    how = {}
+    for verify in ("size", "digest"):
+        found = prepared(tiny_model(), load=LoadConfig(verify=verify))
+        weights = on_gpu(found, device).weights(found, lambda done: None)
+        weights.start()
+        weights.wait()
+        how[verify] = weights.describe().partition(" ")[0]
+        weights.close()
+    assert how == {"size": "direct", "digest": "buffered"}
 
 
 def test_memory_counts_as_free_what_our_own_engine_holds(

@@ -94,9 +94,14 @@ def test_staging_memory_of_a_gpu_is_told() -> None:
     assert text_of(plan, "memory").startswith("134 MB of pinned staging memory (8 x 2 x 8.39 MB); ")
 
 
-def test_files_of_a_gpu_go_through_its_ring(tiny_model: TinyModel) -> None:
-    plan = plan_of(open_checkpoint(str(tiny_model())), ring=Ring(8, 2, 8 << 20))
-    assert "ring of pinned memory" in text_of(plan, "strategy")
+def test_files_of_a_gpu_are_never_mapped(tiny_model: TinyModel) -> None:
+    checkpoint = open_checkpoint(str(tiny_model()))
+    plan = plan_of(checkpoint, ring=Ring(8, 2, 8 << 20))
+    [choice] = [each.choice for each in plan.files]
+    assert choice.strategy in ("buffered", "direct")
+    assert choice.reason == plan_of(checkpoint).files[0].choice.reason
+    ordered = plan_of(checkpoint, strategy="direct", ring=Ring(8, 2, 8 << 20))
+    assert text_of(ordered, "strategy") == "direct: as ordered by --read-strategy"
 
 
 def test_memory_of_mapped_files_is_the_page_cache(tiny_model: TinyModel) -> None:

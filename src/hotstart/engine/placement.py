@@ -319,12 +319,11 @@ class CudaPlacement:
         return footprint.of_arena(_layout(prepared))
 
     def weights(self, prepared: Prepared, progress: Callable[[int], None]) -> Weights:
-        """See :class:`Placement`. Raises ConfigError for ways of reading that only a CPU has."""
-        strategy = prepared.config.load.read_strategy
-        if strategy not in ("auto", "buffered"):
+        """See :class:`Placement`. Raises ConfigError for a way of reading that only a CPU has."""
+        if prepared.config.load.read_strategy == "map":
             raise ConfigError(
-                f"--read-strategy {strategy} on a GPU, whose readers use the page cache and pinned memory",
-                expected="auto or buffered",
+                "--read-strategy map on a GPU: a mapped file would be copied to pinned memory page by page",
+                expected="auto, buffered or direct",
             )
         device = open_device(self.choice)
         self._free = _free_but_for_context(device)
@@ -377,10 +376,16 @@ class _ArenaWeights:
     """:class:`Weights` of a GPU: an arena that a ring of pinned buffers fills."""
 
     def __init__(self, device: Device, prepared: Prepared, progress: Callable[[int], None]) -> None:
+        from hotstart.loading.choice import choose_for_gpu
+
         self.total = prepared.matched.nbytes
         self._checkpoint = prepared.checkpoint
         self._patience = prepared.config.load.storage_timeout
         self._distant = bool(prepared.config.model.location)
+        load = prepared.config.load
+        self._choices = choose_for_gpu(
+            prepared.checkpoint.files, load.read_strategy, again=load.verify == "digest"
+        )
         self._options = LoaderOptions.parse(prepared.config.load.model_loader_extra_config)
         self._progress = progress
         self._layout = _layout(prepared)
@@ -407,6 +412,7 @@ class _ArenaWeights:
         self._loading = loading = Loading(
             self._checkpoint,
             self._arena,
+            choices=self._choices,
             threads=ring.threads,
             first=first,
             buffers=ring.buffers,
@@ -438,7 +444,8 @@ class _ArenaWeights:
 
     def describe(self) -> str:
         """See :class:`Weights`."""
-        return "buffered reads through a ring of pinned memory"
+        assert self._loading is not None
+        return self._loading.describe()
 
     def store(self) -> Store:
         """See :class:`Weights`."""

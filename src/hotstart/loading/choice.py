@@ -53,6 +53,23 @@ def choose_all(files: Iterable[ShardFile], strategy: str = "auto") -> list[Choic
     return [choose(file, strategy, mounts) for file in files]
 
 
+def choose_for_gpu(
+    files: Iterable[ShardFile], strategy: str = "auto", *, again: bool = False
+) -> list[Choice]:
+    """:func:`choose_all` for bytes that must be copied to a GPU: nothing is mapped.
+
+    ``again``: the files are read a second time, so that the page cache is to have them.
+    """
+    choices = choose_all(files, strategy)
+    for number, choice in enumerate(choices):
+        if choice.strategy == "map":
+            choices[number] = structs.replace(choice, strategy="buffered")
+        elif choice.strategy == "direct" and again and not choice.ordered:
+            reason = "what is read again for its digest stays in the page cache"
+            choices[number] = structs.replace(choice, strategy="buffered", reason=reason)
+    return choices
+
+
 def choose(file: ShardFile, strategy: str = "auto", mounts: Mounts | None = None) -> Choice:
     """Map, read directly or read through the page cache. ``strategy`` other than auto is an order.
 

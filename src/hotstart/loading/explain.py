@@ -15,7 +15,7 @@ from msgspec import Struct
 from hotstart.checkpoint.base import Checkpoint, ShardFile
 from hotstart.checkpoint.wording import count
 from hotstart.device import host
-from hotstart.loading.choice import ROOMY, Choice, choose_all, in_flight
+from hotstart.loading.choice import ROOMY, Choice, choose_all, choose_for_gpu, in_flight
 from hotstart.loading.image import STEP
 from hotstart.loading.options import Ring
 from hotstart.storage.mounts import Mount
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _COLD = 0.05
 """Share in the page cache that changes no rate."""
-_RING = Choice("buffered", "a GPU gets its bytes through a ring of pinned memory", 0.0)
 
 
 class FilePlan(Struct, frozen=True):
@@ -88,9 +87,9 @@ def plan_of(
     """
     files = []
     media: dict[Mount | None, str] = {}
-    for file, choice in zip(checkpoint.files, choose_all(checkpoint.files, strategy), strict=True):
-        if ring is not None and choice.strategy != "ranges":
-            choice = Choice(_RING.strategy, _RING.reason, choice.resident, mount=choice.mount)
+    choose = choose_all if ring is None else choose_for_gpu
+    choices = choose(checkpoint.files, strategy)
+    for file, choice in zip(checkpoint.files, choices, strict=True):
         if choice.mount not in media:
             media[choice.mount] = _medium(choice, store)
         files.append(FilePlan(file, media[choice.mount], choice))

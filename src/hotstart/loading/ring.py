@@ -7,6 +7,11 @@ Why these numbers: 8 threads with 2 buffers of 8 MiB moved 28 to 30 GB/s from th
 H200, and more threads or larger buffers were slower. Reads are whole buffers wherever the storage is
 fast (:mod:`hotstart.loading.pace`), since every read gives up the interpreter lock and asks for it
 again, which many small ones would make a concurrent import pay for.
+
+Files are read through the page cache or past it as :mod:`hotstart.loading.choice` has it for all
+readers. Past it, addresses, offsets and lengths are multiples of a page while tensors begin anywhere:
+the pages around a chunk are read, and copies begin inside. Chunks end at page boundaries, so a buffer
+is never too small for that.
 """
 
 from __future__ import annotations
@@ -15,21 +20,24 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from msgspec import Struct
 
 from hotstart.checkpoint.base import Checkpoint, TensorRef
+from hotstart.device import host
 from hotstart.device.base import HostBuffer
 from hotstart.errors import EngineError, HotstartError, StorageError
 from hotstart.loading.arena import Arena
+from hotstart.loading.choice import Choice, choose_for_gpu, describe
 from hotstart.loading.flow import Flow
+from hotstart.loading.opened import Opened
 from hotstart.loading.pace import Pace
 from hotstart.loading.tally import LoadReport, Tally
+from hotstart.loading.trial import TRIAL_FROM, Trial
 from hotstart.loading.watch import Watch
-from hotstart.storage.mounts import mount_of
-from hotstart.storage.source import FileSource, ReadCancelled, Source
+from hotstart.storage.source import ReadCancelled, Source
 from hotstart.units import format_size
 
 THREADS = 8
@@ -65,7 +73,10 @@ class Loading:
 
     ``progress`` is called with the file bytes read so far out of :attr:`total`: see
     :class:`~hotstart.loading.tally.Tally`.
+    ``choices``: how each file of the checkpoint is read; None: as
+    :func:`~hotstart.loading.choice.choose_for_gpu` finds now.
     ``first``: readers at first, where more are to be tried while the load goes on; None: all ``threads``.
+    ``buffer_bytes``: of each buffer, whole pages.
     """
 
     def __init__(
@@ -73,6 +84,7 @@ class Loading:
         checkpoint: Checkpoint,
         arena: Arena,
         *,
+        choices: Sequence[Choice] | None = None,
         threads: int = THREADS,
         first: int | None = None,
         buffers: int = BUFFERS,
@@ -80,6 +92,8 @@ class Loading:
         patience: float = 60.0,
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
+        if buffer_bytes % _PAGE:
+            raise ValueError(f"buffers of {buffer_bytes} bytes; whole pages of {_PAGE} are needed")
         targets = [(part.ref, arena.address(part)) for part in arena.layout.parts]
         self._chunks = plan_chunks(targets, buffer_bytes)
         self._device = arena.device
@@ -88,6 +102,9 @@ class Loading:
         self._pace = Pace(buffer_bytes, distant=distant)
         self._flow = Flow(first or threads, threads) if distant else Flow.of_files()
         self._checkpoint = checkpoint
+        self.choices = list(choose_for_gpu(checkpoint.files) if choices is None else choices)
+        """For each file, how it was to be read; see :meth:`describe` for how it was."""
+        self.total = sum(chunk.nbytes for chunk in self._chunks)
         self._files = self._open()
         self._waiting = deque(_Work(chunk) for chunk in self._chunks)
         self._lock = threading.Lock()
@@ -101,12 +118,13 @@ class Loading:
         self._watch: Watch[_Work] = Watch(patience, self._take_over, self._give_up)
         self._given_up = False
         self._streams: list[int] = []
-        self.total = sum(chunk.nbytes for chunk in self._chunks)
         self._tally = Tally(self.total, progress)
         self._threads = [
             threading.Thread(target=self._run, name=f"reader-{n}", daemon=True)
             for n in range(min(threads, len(self._chunks)))
         ]
+        cold = sum(chunk.nbytes for chunk in self._chunks if self._files[chunk.file].tried)
+        self._trial = Trial(warm_up=len(self._threads)) if cold >= TRIAL_FROM else None
         self._watch.start()
         for thread in self._threads:
             thread.start()
@@ -126,6 +144,10 @@ class Loading:
                 f"loading was cancelled after {format_size(self._tally.done)} of {format_size(self.total)}"
             )
         return self._tally.report()
+
+    def describe(self) -> str:
+        """Strategies and reasons, for the log."""
+        return f"{describe(self.choices)}, through a ring of pinned memory"
 
     def cancel(self) -> None:
         """Let the readers end after the chunk they are at."""
@@ -186,11 +208,11 @@ class Loading:
             if not device.done(slot.event):
                 device.wait(slot.event)
             with self._flow.reading(chunk.nbytes):
-                mine = self._fill(work, slot)
-            if not mine:
+                lead = self._bring(work, slot)
+            if lead is None:
                 return
             for copy in chunk.copies:
-                device.copy(copy.dst, slot.buffer.address + copy.at, copy.nbytes, stream)
+                device.copy(copy.dst, slot.buffer.address + lead + copy.at, copy.nbytes, stream)
             device.record(slot.event, stream)
 
     def _slot(self) -> _Slot:
@@ -199,27 +221,58 @@ class Loading:
             self._slots.append(slot)
         return slot
 
-    def _fill(self, work: _Work, slot: _Slot) -> bool:
-        """Read a chunk into a buffer; False when another reader has taken it over meanwhile."""
-        chunk, source = work.chunk, self._files[work.chunk.file]
+    def _bring(self, work: _Work, slot: _Slot) -> int | None:
+        """Read a chunk into a buffer; at which byte of it the chunk begins.
+
+        None: another reader has taken it over meanwhile.
+        """
+        chunk, trial = work.chunk, self._trial
+        file = self._files[chunk.file]
+        way, sample = file.way(chunk.offset, chunk.nbytes), False
+        if trial is not None and file.tried:
+            way, sample = trial.next()
         work.thread, work.slot = threading.current_thread(), slot
-        reading = self._watch.begin(work, source.name, chunk.offset, attempt=work.attempt)
-        done = 0
         try:
-            while done < chunk.nbytes:
+            read = self._fill(work, slot, file.source(way))
+        except StorageError:
+            # Memory that a driver has pinned, and disks of large blocks, may not suit. If it is the
+            # file that is at fault, the error is that of the other way.
+            if way != "direct" or not file.refuse():
+                raise
+            read, sample = self._fill(work, slot, file.source("buffered")), False
+        if read is None:
+            return None
+        lead, seconds = read
+        if sample and trial is not None and trial.took(way, chunk.nbytes, seconds):
+            for each in self._files.values():
+                each.heed(trial)
+        return lead
+
+    def _fill(self, work: _Work, slot: _Slot, source: Source) -> tuple[int, float] | None:
+        """Read the blocks of a chunk: at which byte of them it begins, and the seconds spent reading."""
+        chunk, align = work.chunk, source.align
+        lead = chunk.offset % align
+        begin, length = chunk.offset - lead, -(-(lead + chunk.nbytes) // align) * align
+        reading = self._watch.begin(work, source.name, begin, attempt=work.attempt)
+        done, seconds = 0, 0.0
+        try:
+            while done < length:
                 began = time.monotonic()
-                part = slot.buffer.view[done : min(done + self._pace.length, chunk.nbytes)]
-                source.read_into(part, chunk.offset + done, self._stop)
+                step = max(align, self._pace.length // align * align)
+                part = slot.buffer.view[done : min(done + step, length)]
+                source.read_into(part, begin + done, self._stop)
                 done += len(part)
                 took = time.monotonic() - began
+                seconds += took
                 self._pace.took(took)
-                if not self._watch.moved(reading, chunk.offset + done):
-                    return False
-                self._tally.add(max(0, done - work.counted), took)
-                work.counted = max(work.counted, done)
+                if not self._watch.moved(reading, begin + done):
+                    return None
+                come = min(max(done - lead, 0), chunk.nbytes)
+                self._tally.add(max(0, come - work.counted), took)
+                work.counted = max(work.counted, come)
         finally:
             self._watch.finish(reading)
-        return True
+        return lead, seconds
 
     def _take_over(self, work: _Work, offset: int, attempt: int) -> None:
         """Read a chunk again whose reader hangs: on another thread, descriptor and buffer."""
@@ -239,7 +292,7 @@ class Loading:
         number = work.chunk.file
         opening = self._watch.begin(work, self._files[number].name, work.chunk.offset, attempt=attempt)
         try:
-            self._files[number] = self._source(number)
+            self._files[number] = self._files[number].again()
         except BaseException as error:
             self._fail(error)
             return
@@ -264,23 +317,19 @@ class Loading:
         self._given_up = True
         self._fail(error)
 
-    def _source(self, index: int) -> Source:
-        file, folder = self._checkpoint.files[index], self._checkpoint.folder
+    def _open(self) -> dict[int, Opened]:
+        folder = self._checkpoint.folder
         assert folder is not None
-        source = folder.source(file)
-        if isinstance(source, FileSource):
-            mount = mount_of(file.path)
-            source.descriptor_for_each_reader = mount is not None and mount.network
-        return source
-
-    def _open(self) -> dict[int, Source]:
-        files: dict[int, Source] = {}
+        files: dict[int, Opened] = {}
+        tight = host.memory().available < self.total
         try:
             for index in sorted({chunk.file for chunk in self._chunks}):
-                files[index] = self._source(index)
+                files[index] = file = Opened(folder, self._checkpoint.files[index], self.choices[index])
+                if tight:
+                    file.drop_behind()
         except BaseException:
-            for source in files.values():
-                source.close()
+            for file in files.values():
+                file.close()
             raise
         return files
 
@@ -288,12 +337,13 @@ class Loading:
         """Compare each file with what was opened, once, when no thread reads any more; close it."""
         with self._lock:
             while self._files:
-                _, source = self._files.popitem()
+                number, file = self._files.popitem()
+                self.choices[number] = file.choice
                 try:
-                    source.verify()
+                    file.verify()
                 except StorageError as error:
                     self._errors.append(error)
-                source.close()
+                file.close()
 
 
 class _Slot(Struct, frozen=True):
