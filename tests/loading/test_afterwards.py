@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import logging
 import random
 import threading
+import zlib
 from pathlib import Path
 
 import pytest
@@ -144,6 +146,90 @@ def test_a_byte_that_the_network_changed_is_found_and_leaves_no_copy(
         left = {path.name for path in tmp_path.glob("copies/*/*")}
         assert left.isdisjoint({"data", "partial", "chunks"})
         image.close()
+
+
+def of_store(server: FaultServer, copies: Path, small_files: Path, log: Log) -> tuple[Afterwards, Image]:
+    """A load whose digests are compared, up to where all has arrived."""
+    checkpoint = stored(server, small_files, copies)
+    load = LoadConfig(disk_cache=str(copies), verify="digest")
+    afterwards, image = Afterwards(checkpoint, load, "", log), Image(checkpoint)
+    image.follow(afterwards)
+    afterwards.start([memoryview(image.memory(0))])
+    image.start()
+    image.wait()
+    return afterwards, image
+
+
+MD5 = base64.b64encode(hashlib.md5(SHARD).digest()).decode()
+CRC32 = base64.b64encode(zlib.crc32(SHARD).to_bytes(4, "big")).decode()
+SHA256 = base64.b64encode(hashlib.sha256(SHARD).digest()).decode()
+GIVEN = {
+    "s3": ("x-amz-checksum-crc32", CRC32, "CRC-32"),
+    "google": ("x-goog-hash", f"crc32c=AAAAAA==,md5={MD5}", "MD5"),
+    "azure": ("Content-MD5", MD5, "MD5"),
+    "a web server": ("Repr-Digest", f"sha-256=:{SHA256}:", "SHA-256"),
+}
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_a_byte_that_changed_on_the_way_is_found_by_the_stores_own_checksum(
+    kind: str, tmp_path: Path
+) -> None:
+    header, value, label = GIVEN[kind]
+    log = Log()
+    with FaultServer({f"m/{NAME}": SHARD}, Fault(headers={header: value})) as server:
+        afterwards, image = of_store(server, tmp_path / "copies", tmp_path, log)
+        afterwards.confirm()
+        assert f"digests: {label} of 1 file as the store's {header.lower()} says" in log.text
+        afterwards.close()
+        image.close()
+        server.faults = [Fault(headers={header: value}, corrupt=len(SHARD) - 10)]
+        afterwards, image = of_store(server, tmp_path / "other", tmp_path, log)
+        with pytest.raises(ModelError) as raised:
+            afterwards.confirm()
+        afterwards.close()
+        image.close()
+        assert f"{server.url}/m/{NAME} has the {label} " in raised.value.found
+        assert raised.value.expected.endswith(f", by the store's {header.lower()}")
+        assert "start again" in raised.value.advice
+
+
+def test_a_checksum_that_is_not_compared_is_named(tmp_path: Path) -> None:
+    log = Log()
+    fault = Fault(headers={"x-amz-checksum-crc64nvme": "AAAAAAAAAAA="})
+    with FaultServer({f"m/{NAME}": SHARD}, fault) as server:
+        afterwards, image = of_store(server, tmp_path / "copies", tmp_path, log)
+        afterwards.confirm()
+        afterwards.close()
+        image.close()
+    assert "digests: the store's checksums of 1 file are not compared (CRC-64/NVME)" in log.text
+
+
+def test_what_was_published_goes_before_the_stores_own_checksum(tmp_path: Path) -> None:
+    log = Log()
+    files = {f"m/{NAME}": SHARD, f"m/{NAME}.sha256": hashlib.sha256(SHARD).hexdigest().encode()}
+    with FaultServer(files, Fault(path=NAME, headers={"Content-MD5": "AAAAAAAAAAAAAAAAAAAAAA=="})) as server:
+        afterwards, image = of_store(server, tmp_path / "copies", tmp_path, log)
+        afterwards.confirm()
+        afterwards.close()
+        image.close()
+        assert "HEAD" not in [request.method for request in server.requests]
+    assert f"SHA-256 of 1 file as {NAME}.sha256 says" in log.text
+
+
+def test_digests_hold_for_names_in_the_models_folder_whatever_links_lead_to(tmp_path: Path) -> None:
+    """As in the hub's cache."""
+    folder = tmp_path / "look at me"
+    folder.mkdir()
+    (tmp_path / "blob").write_bytes(SHARD)
+    (folder / NAME).symlink_to(tmp_path / "blob")
+    (folder / "SHA256SUMS").write_text(f"{hashlib.sha256(SHARD).hexdigest()}  {NAME}\n")
+    log = Log()
+    afterwards = Afterwards(open_checkpoint(LocalFolder(str(folder))), LoadConfig(verify="digest"), "", log)
+    afterwards.start(())
+    afterwards.confirm()
+    afterwards.close()
+    assert log.text == "digests: SHA-256 of 1 file as SHA256SUMS says"
 
 
 @pytest.mark.parametrize("strategy", ["map", "buffered", "direct", "none"])

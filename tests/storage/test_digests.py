@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hotstart.storage.digests import Expected, Records, local_identity, parse_sums, published
+from hotstart.errors import ModelError
+from hotstart.storage.digests import DISPUTED, Expected, Records, local_identity, parse_sums, published
 
 A, B = hashlib.sha256(b"a").hexdigest(), hashlib.sha256(b"b").hexdigest()
 
@@ -27,13 +28,56 @@ A, B = hashlib.sha256(b"a").hexdigest(), hashlib.sha256(b"b").hexdigest()
         (f"\\{A}  back\\\\slash", "back\\slash"),
         (f"\\SHA256 (line\\nfeed) = {A}", "line\nfeed"),
         (A, ""),
+        (f"{A}  ", ""),
+        (f"{A}  ././/model.safetensors", "model.safetensors"),
+        (f"{A.upper()} *./model.safetensors\r", "model.safetensors"),
+        (f"{A} model.safetensors", "model.safetensors"),
+        (f"{A}\tmodel.safetensors", "model.safetensors"),
+        (f"{A}   begins with a space", " begins with a space"),
+        (f"SHA256(model.safetensors)= {A}", "model.safetensors"),
+        (f"SHA2-256(./model.safetensors)= {A.upper()}\r", "model.safetensors"),
+        (f"SHA256 (two (2) words) = {A}", "two (2) words"),
+        (f"{A}  original/model.safetensors", "original/model.safetensors"),
     ],
 )
 def test_every_form_of_a_digest(line: str, name: str) -> None:
     assert parse_sums(f"# a comment\n{line}\n") == {name: A}
 
 
-@pytest.mark.parametrize("line", [f"{A[:-1]}  short", f"{A}g  long", "MD5 (x) = 0", "<html>"])
+def test_a_mark_of_the_byte_order_is_no_part_of_a_digest() -> None:
+    assert parse_sums(f"\ufeff{A}  a\r\n{B}  b\r\n") == {"a": A, "b": B}
+
+
+def test_the_same_digest_twice_is_one_and_two_that_differ_are_none() -> None:
+    text = f"{A}  a\n{A.upper()} *./a\n{A}  b\n{B}  b\n"
+    assert parse_sums(text) == {"a": A, "b": DISPUTED}
+
+
+@pytest.mark.parametrize("name", ["SHA256SUMS", "one.sha256"])
+def test_a_file_with_two_digests_ends_a_start_that_compares_them(name: str) -> None:
+    files = {name: f"{A}  one\n{B}  one\n{A}  other\n{B}  other\n"}
+    with pytest.raises(ModelError, match=f"{name} has two digests of one; expected one for each file"):
+        published(["one"], lambda names: reading(files, list(names)))
+
+
+def test_two_digests_of_a_file_that_is_not_read_are_nobodys_concern() -> None:
+    files = {"SHA256SUMS": f"{A}  one\n{A}  other\n{B}  other\n"}
+    assert published(["one"], lambda names: reading(files, list(names))) == {"one": Expected(A, "SHA256SUMS")}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{A[:-1]}  short",
+        f"{A}g  long",
+        f"{A}{A}  of SHA-512",
+        f"{A[:40]}  of SHA-1",
+        f"SHA512 (x) = {A}{A}",
+        f"SHA256 (x) = {A[:-1]}",
+        "MD5 (x) = 0",
+        "<html>",
+    ],
+)
 def test_what_is_no_sha256_is_passed_over(line: str) -> None:
     assert parse_sums(line) == {}
 

@@ -22,7 +22,7 @@ from hotstart.checkpoint.wording import count
 from hotstart.device import host
 from hotstart.errors import HotstartError
 from hotstart.loading.copying import CopyJob, compare
-from hotstart.loading.digesting import Digesting, digest_of, pieces_of
+from hotstart.loading.digesting import Digesting, agreement, digest_of, pieces_of
 from hotstart.storage.digests import MAX_SUMS, Expected, Records, local_identity, published
 from hotstart.storage.disk_copy import DiskCopies, Entry, about_copy
 from hotstart.storage.idle import SpareProcessors, run_idle
@@ -32,6 +32,7 @@ from hotstart.units import format_rate, format_seconds, format_size
 if TYPE_CHECKING:
     from hotstart.checkpoint.remote import ObjectFolder
     from hotstart.config.settings import LoadConfig
+    from hotstart.storage.object_store import ObjectStore
 
 _QUIET = 5.0
 """Seconds of a load in which nothing is written: most loads are over by then, and no copy slows them."""
@@ -153,9 +154,7 @@ class Afterwards:
                 if file in self._used:
                     self._used[file].discard()
             raise
-        origins = sorted({expected.origin for expected in self._expected.values()})
-        files = count(len(self._expected), "file")
-        self._say(logging.INFO, f"digests: SHA-256 of {files} as {', '.join(origins)} says")
+        self._say(logging.INFO, f"digests: {agreement(self._expected.values())}")
 
     def go_on(self) -> None:
         """The model answers: what is left may be done now."""
@@ -218,11 +217,20 @@ class Afterwards:
 
     def _find_digests(self) -> dict[int, Expected]:
         names = [self._name(number) for number in range(len(self._files))]
-        plain = [name.partition(" at ")[0].rpartition("/")[2] for name, _ in names]
+        plain = [self._plain(number) for number in range(len(self._files))]
         given = published(plain, self._read)
+        others = [number for number, name in enumerate(plain) if name not in given]
+        store: ObjectStore | None = getattr(self._checkpoint.folder, "store", None)
+        kept: dict[int, Expected] = {}
+        if store is not None and others:
+            from hotstart.loading.store_digests import ask
+
+            objects = [(plain[number], self._files[number].size, names[number][1]) for number in others]
+            answers = ask(store, objects, self._say)
+            kept = {others[index]: expected for index, expected in answers.items()}
         found: dict[int, Expected] = {}
         for number, (name, identity) in enumerate(names):
-            expected = given.get(plain[number]) or self._records.find(name, identity)
+            expected = given.get(plain[number]) or kept.get(number) or self._records.find(name, identity)
             if expected is not None:
                 found[number] = expected
         return found
@@ -240,6 +248,15 @@ class Afterwards:
             return os.path.realpath(file.path), local_identity(file.path)
         except OSError:
             return file.path, ""
+
+    def _plain(self, number: int) -> str:
+        """What a file is called in the model's folder, wherever its bytes are read."""
+        path = self._files[number].path
+        about = about_copy(path) if self._copies is not None and os.path.isabs(path) else None
+        if about is not None:
+            folder: ObjectFolder = self._checkpoint.folder  # type: ignore[assignment]
+            path = about.name.removesuffix(f" at {folder.store.settings.endpoint}")
+        return path.rpartition("/")[2]
 
     def _read(self, names: Sequence[str]) -> list[str | None]:
         """Small files beside the weights; None: there is none of this name."""

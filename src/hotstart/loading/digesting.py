@@ -1,4 +1,4 @@
-"""SHA-256 of the files of a load, taken while they arrive, on threads of their own.
+"""Digests of the files of a load, taken while they arrive, on threads of their own.
 
 A digest needs its file from the first byte to the last; what arrives out of order waits. Files whose
 bytes pass through buffers that are used again (a GPU's) are read once more.
@@ -6,15 +6,16 @@ bytes pass through buffers that are used again (a GPU's) are read once more.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from hotstart.checkpoint.base import ShardFile
+from hotstart.checkpoint.wording import count
 from hotstart.device import host
 from hotstart.errors import HotstartError, ModelError, raise_all
 from hotstart.loading.copying import Ranges
+from hotstart.storage.checksums import Hasher
 from hotstart.storage.digests import Expected
 from hotstart.storage.disk_copy import about_copy
 from hotstart.storage.source import Cancel, ReadCancelled, Source
@@ -108,9 +109,10 @@ class Digesting:
     def _compare(self, file: int) -> None:
         expected, shard = self._expected[file], self._files[file]
         if self._memories:
-            found = digest_of(self._as_it_arrives(file))
+            pieces = self._as_it_arrives(file)
         else:
-            found = digest_of(pieces_of(self._open_source(shard), self._cancel))
+            pieces = pieces_of(self._open_source(shard), self._cancel)
+        found = digest_of(pieces, expected.algorithm, expected.part)
         self._hashed[file] = shard.size
         if found != expected.digest:
             self._errors[file] = _mismatch(shard, expected, found)
@@ -130,9 +132,20 @@ class Digesting:
                 self._hashed[file] = at = end
 
 
-def digest_of(pieces: Iterable[memoryview]) -> str:
-    """SHA-256 in hexadecimal."""
-    total = hashlib.sha256()
+def agreement(expected: Iterable[Expected]) -> str:
+    """``SHA-256 of 3 files as SHA256SUMS says``, and so on for each kind of digest."""
+    of_kind: dict[str, list[str]] = {}
+    for each in expected:
+        of_kind.setdefault(each.label, []).append(each.origin)
+    return "; ".join(
+        f"{kind} of {count(len(origins), 'file')} as {', '.join(sorted(set(origins)))} says"
+        for kind, origins in of_kind.items()
+    )
+
+
+def digest_of(pieces: Iterable[memoryview], algorithm: str = "sha256", part: int = 0) -> str:
+    """In hexadecimal; ``part``: see :class:`hotstart.storage.checksums.Hasher`."""
+    total = Hasher(algorithm, part)
     for piece in pieces:
         total.update(piece)
     return total.hexdigest()
@@ -159,11 +172,16 @@ def _mismatch(file: ShardFile, expected: Expected, found: str) -> ModelError:
             "Its bytes changed while its size, date and ETag did not: look for errors of the disk, "
             "the memory or the network, and copy the file again"
         )
+    elif expected.stored:
+        advice = (
+            "The object is damaged in the store, or was on the way here: start again, and if it happens "
+            "again upload the file anew; or publish a SHA256SUMS beside it, which goes first"
+        )
     else:
         origin = os.path.basename(expected.origin)
         advice = f"The file is damaged, or {origin} belongs to another one: copy both again"
     return ModelError(
-        f"{file.path} has the SHA-256 {found}",
+        f"{file.path} has the {expected.label} {found}",
         expected=f"{expected.digest}, by {expected.origin}",
         advice=advice,
     )

@@ -42,7 +42,13 @@ class Connections:
         self._moved: dict[str, str] = {}
 
     def get(
-        self, url: str, headers: Mapping[str, str], cancel: Cancel, *, until: Until = never
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        cancel: Cancel,
+        *,
+        until: Until = never,
+        method: str = "GET",
     ) -> tuple[HttpConnection, Head]:
         """Ask for a URL; the caller gives the connection back, or closes it.
 
@@ -53,7 +59,7 @@ class Connections:
         for_good = True
         for _ in range(_REDIRECTS + 1):
             parts = urlsplit(here)
-            connection, head = self._ask(parts, headers, cancel, until)
+            connection, head = self._ask(parts, headers, cancel, until, method)
             if head.status not in _REDIRECT or not (new := head.headers.get("location", "")):
                 return connection, head
             connection.close()
@@ -90,14 +96,14 @@ class Connections:
         self.close()
 
     def _ask(
-        self, parts: SplitResult, headers: Mapping[str, str], cancel: Cancel, until: Until
+        self, parts: SplitResult, headers: Mapping[str, str], cancel: Cancel, until: Until, method: str
     ) -> tuple[HttpConnection, Head]:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         place = parts.scheme, parts.hostname or "", parts.port or _PORTS[parts.scheme]
         connection = self._take(place)
         if connection is not None:
             try:
-                return connection, connection.ask(target, headers, cancel, until=until)
+                return connection, connection.ask(target, headers, cancel, until=until, method=method)
             except StalledError:
                 connection.close()
                 raise
@@ -108,7 +114,7 @@ class Connections:
                 raise
         connection = self._connect(place, cancel)
         try:
-            return connection, connection.ask(target, headers, cancel, until=until)
+            return connection, connection.ask(target, headers, cancel, until=until, method=method)
         except BaseException:
             connection.close()
             raise

@@ -1,9 +1,10 @@
-"""SHA-256 of weight files: those that came with the model, and those of an earlier start.
+"""Digests of weight files: those that came with the model, and those of an earlier start.
 
-A publisher's digests lie beside the files: ``SHA256SUMS``, or ``NAME.sha256`` for each. Without them
-the digests that a start found are kept below the cache root, under the file's name and what tells
-that it is the same file (ETag; or size and time of its last change), so that a later start notices
-bytes that changed by themselves. A record that cannot be read or written is no record.
+A publisher's digests lie beside the files: ``SHA256SUMS``, or ``NAME.sha256`` for each. Without them,
+and without a checksum of the store's (:mod:`hotstart.storage.checksums`), those that a start found are
+kept below the cache root, under the file's name and what tells that it is the same file (ETag; or size
+and time of its last change), so that a later start notices bytes that changed by themselves. A record
+that cannot be read or written is no record.
 """
 
 from __future__ import annotations
@@ -18,53 +19,77 @@ from contextlib import suppress
 import msgspec
 from msgspec import Struct
 
+from hotstart.errors import ModelError
+from hotstart.storage.checksums import label
+
 SUMS = "SHA256SUMS"
 MAX_SUMS = 16 << 20
 """Bytes that a file of digests may have."""
 
-_GNU = re.compile(r"(\\?)([0-9a-fA-F]{64}) [ *](.+)")
-_BSD = re.compile(r"(\\?)SHA256 \((.+)\) = ([0-9a-fA-F]{64})")
+_GNU = re.compile(r"(\\?)([0-9a-fA-F]{64})(?: [ *]|[ \t]+)(.+)")
+_BSD = re.compile(r"(\\?)SHA(?:2-)?256 ?\((.+)\) ?= ([0-9a-fA-F]{64})")
 _ALONE = re.compile(r"[0-9a-fA-F]{64}")
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 
 
+DISPUTED = ""
+"""In place of a digest: there are two that differ."""
+
+
 class Expected(Struct, frozen=True):
-    """The SHA-256 that a file should have, in hexadecimal, and who says so."""
+    """The digest that a file should have, in hexadecimal, and who says so."""
 
     digest: str
     origin: str
     recorded: bool = False
     """By an earlier start of ours."""
+    stored: bool = False
+    """By the store or web server that the file comes from."""
+    algorithm: str = "sha256"
+    part: int = 0
+    """See :class:`hotstart.storage.checksums.Checksum`."""
+
+    @property
+    def label(self) -> str:
+        """What kind of digest it is, as people write it."""
+        return label(self.algorithm, self.part)
 
 
 def parse_sums(text: str) -> dict[str, str]:
-    """Digests by name as ``sha256sum`` writes them: plain, ``--binary``, ``--tag``, escaped names.
+    """Digests by name as ``sha256sum``, the BSDs' ``sha256`` and ``openssl dgst`` write them.
 
-    A digest alone, as ``NAME.sha256`` often holds, has the empty name. Other lines are passed over.
+    A digest alone, as ``NAME.sha256`` often holds, has the empty name; a name with digests that differ
+    is ``DISPUTED``. Other lines are passed over.
     """
     found: dict[str, str] = {}
-    for line in text.split("\n"):
+    for line in text.removeprefix("\ufeff").split("\n"):
         line = line.rstrip("\r")
-        if match := _GNU.fullmatch(line):
+        if _ALONE.fullmatch(line.strip()):
+            escaped, digest, name = "", line.strip(), ""
+        elif match := _GNU.fullmatch(line):
             escaped, digest, name = match.groups()
         elif match := _BSD.fullmatch(line):
             escaped, name, digest = match.groups()
-        elif _ALONE.fullmatch(line.strip()):
-            escaped, digest, name = "", line.strip(), ""
         else:
             continue
         if escaped:
             name = re.sub(r"\\[\\nr]", lambda found: _ESCAPES[found[0]], name)
-        found[name.removeprefix("./")] = digest.lower()
+        while name.startswith("./"):
+            name = name[2:].lstrip("/")
+        digest = digest.lower()
+        found[name] = digest if found.get(name, digest) == digest else DISPUTED
     return found
 
 
 def published(
     names: Sequence[str], read: Callable[[Sequence[str]], Sequence[str | None]]
 ) -> dict[str, Expected]:
-    """What was published beside the files ``names``. ``read`` gives texts of files, None for absent ones."""
+    """What was published beside the files ``names``. ``read`` gives texts of files, None for absent ones.
+
+    Raises ModelError for a file that has two digests.
+    """
     sums = parse_sums(read([SUMS])[0] or "")
-    found = {name: Expected(sums[name], SUMS) for name in names if name in sums}
+    found = {name: _agreed(sums[name], name, SUMS) for name in names if name in sums}
     others = [name for name in names if name not in found]
     if not others:
         return found
@@ -72,10 +97,20 @@ def published(
     for name, text in zip(others, texts, strict=True):
         own = parse_sums(text or "")
         # Whatever it calls the file: it may have been renamed together with it.
-        digest = own.get(name, own.get("")) or (next(iter(own.values())) if len(own) == 1 else None)
+        digest = own.get(name, own.get("", next(iter(own.values())) if len(own) == 1 else None))
         if digest is not None:
-            found[name] = Expected(digest, f"{name}.sha256")
+            found[name] = _agreed(digest, name, f"{name}.sha256")
     return found
+
+
+def _agreed(digest: str, name: str, origin: str) -> Expected:
+    if digest == DISPUTED:
+        raise ModelError(
+            f"{origin} has two digests of {name}",
+            expected="one for each file",
+            advice=f"Write {origin} anew: sha256sum *.safetensors > {SUMS}",
+        )
+    return Expected(digest, origin)
 
 
 class Known(Struct, frozen=True):

@@ -35,6 +35,8 @@ _MAX_HEAD = 64 << 10
 _CONNECT, _CONNECT_NEXT = 20.0, 2.0
 """Seconds for an address that is the last or only one, and for one after which there are others."""
 _PORTS = {"http": 80, "https": 443}
+_LISTS = ("x-goog-hash", "repr-digest", "digest")
+"""Headers that servers repeat, one for each item of a list."""
 Until = Callable[[], float]
 """When to give up waiting, of ``time.monotonic``; it may come to be known while one waits."""
 Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
@@ -52,7 +54,7 @@ def at(moment: float) -> Until:
 
 
 class Head(Struct, frozen=True):
-    """Status line and headers; names in lower case, the last of repeated ones."""
+    """Status line and headers; names in lower case, the last of repeated ones unless they are a list."""
 
     status: int
     reason: str
@@ -419,4 +421,5 @@ def _parse(data: bytes) -> Head:
     if len(set(parsed.get_all("content-length", ()))) > 1:
         raise ConnectionError("an answer with two lengths")
     headers = {name.lower(): value.strip() for name, value in parsed.items()}
+    headers |= {name: ", ".join(parsed.get_all(name, ())) for name in _LISTS if name in headers}
     return Head(int(code), reason.strip(), headers, version)

@@ -248,7 +248,7 @@ class ObjectSource:
         else:
             silence = left.persistence.silence
             raise self._error(head, answer.connection.body(head, 64 << 10, cancel, silence=silence))
-        if not _agree(self.identity, validator(head)):
+        if not agree(self.identity, validator(head)):
             raise self.changed()
 
     def _error(self, head: Head, body: bytes) -> Exception:
@@ -343,7 +343,7 @@ def check_plain(name: str, head: Head) -> None:
         )
 
 
-def _agree(pinned: str, found: str) -> bool:
+def agree(pinned: str, found: str) -> bool:
     """Whether two validators may be of one object; one of another kind, or none, says nothing."""
     if not pinned or not found or pinned.startswith(_LAST_MODIFIED) != found.startswith(_LAST_MODIFIED):
         return True

@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlencode
 
 from msgspec import Struct
 
@@ -158,7 +159,7 @@ class ObjectStore:
             except HotstartError:  # noqa: PERF203 - any attempt may fail
                 raise
             except OSError as error:
-                self._wait(key, persistence, error, cancel)
+                self.wait(key, persistence, error, cancel)
 
     def source(self, key: str, size: int, identity: str) -> Source:
         """Reads of an object that must stay the one with this identity. Close it."""
@@ -189,6 +190,20 @@ class ObjectStore:
         connection, head = self._connections.get(self._url(key), headers, cancel, until=until)
         self._answered = True
         return Answer(connection, head, epoch)
+
+    def ask_head(
+        self, key: str, headers: Mapping[str, str], query: Mapping[str, str], cancel: Cancel, *, until: Until
+    ) -> Head:
+        """What a store says of an object without sending it; ``headers`` and ``query`` are signed too.
+
+        Raises as :meth:`ask` does.
+        """
+        headers = {**self.settings.headers, **headers}
+        url = self._url_of_head(key, headers, query)
+        connection, head = self._connections.get(url, headers, cancel, until=until, method="HEAD")
+        self.give_back(connection)
+        self._answered = True
+        return head
 
     def give_back(self, connection: HttpConnection) -> None:
         """Keep a connection for another request if its answer was read to the end, else close it."""
@@ -223,7 +238,8 @@ class ObjectStore:
         """Close idle connections."""
         self._connections.close()
 
-    def _wait(self, key: str, persistence: Persistence, error: OSError, cancel: Cancel) -> None:
+    def wait(self, key: str, persistence: Persistence, error: OSError, cancel: Cancel) -> None:
+        """Before the next attempt at a key. Raises StorageError when patience is at its end."""
         unheard = not self._answered and isinstance(error, (ConnectionRefusedError, socket.gaierror))
         if unheard and persistence.stuck > _FIRST_CONTACT:
             raise self._unreachable(key, error)
@@ -284,19 +300,39 @@ class ObjectStore:
             url, until = self._urls.get(key, ("", 0.0))
         if now < until - _RENEW_BEFORE:
             return url
-        import obstore
-
-        try:
-            url = obstore.sign(self._obstore(), "GET", key, timedelta(seconds=_SIGNED_FOR))
-            expires = self.settings.expires()  # a signature is worth no more than the keys that made it
-        except HotstartError:
-            raise
-        except Exception as error:
-            raise self.failed(error, "sign a request for", key) from None
+        url = self._sign("GET", key)
+        expires = self.settings.expires()  # a signature is worth no more than the keys that made it
         left = _SIGNED_FOR if expires is None else min(_SIGNED_FOR, expires.timestamp() - time.time())
         with self._lock:
             self._urls[key] = url, now + left
         return url
+
+    def _url_of_head(self, key: str, headers: Mapping[str, str], query: Mapping[str, str]) -> str:
+        if self.settings.base_url:
+            url = self._url(key)
+            return f"{url}{'&' if '?' in url else '?'}{urlencode(query)}" if query else url
+        if self.location.scheme == "az":
+            return self._url(key)  # Azure signs for reading, by whatever method
+        url = self._sign("HEAD", key)
+        provider = self.settings.credential_provider
+        if provider is None:
+            return url
+        from hotstart.storage import aws_signature
+        from hotstart.storage.aws_credentials import Provider
+
+        assert isinstance(provider, Provider)
+        keys, region = provider.keys(), self.settings.config["region"]
+        return aws_signature.sign("HEAD", url, keys, region, headers=headers, query=query)
+
+    def _sign(self, method: Literal["GET", "HEAD"], key: str) -> str:
+        import obstore
+
+        try:
+            return str(obstore.sign(self._obstore(), method, key, timedelta(seconds=_SIGNED_FOR)))
+        except HotstartError:
+            raise
+        except Exception as error:
+            raise self.failed(error, "sign a request for", key) from None
 
     def _obstore(self) -> Any:
         if self._store is None:
