@@ -40,7 +40,7 @@ def unit(page: str) -> configparser.ConfigParser:
 
 @pytest.fixture
 def pod(page: str) -> dict[str, Any]:
-    deployment, _ = yaml.safe_load_all(*blocks(page, "yaml"))
+    deployment, _ = yaml.safe_load_all(blocks(page, "yaml")[0])
     return dict(deployment["spec"]["template"]["spec"])
 
 
@@ -66,6 +66,20 @@ def test_pod_passes_flags_that_exist_and_has_the_model_at_that_path(pod: dict[st
     roots = [variable["value"] for variable in container["env"] if variable["name"] == "HOTSTART_CACHE_ROOT"]
     assert set(paths) == {model, *roots}
     assert set(paths.values()) == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_other_places_fit_into_the_pod(page: str, pod: dict[str, Any]) -> None:
+    [container] = pod["containers"]
+    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    _, volumes, store = blocks(page, "yaml")
+    for other in yaml.safe_load_all(volumes):
+        assert {volume["name"] for volume in other["volumes"]} <= set(mounted)
+    changed = yaml.safe_load(store)
+    load = parse_serve(changed["args"], {}).config.load
+    assert load.disk_cache is not None
+    assert load.disk_cache.startswith(mounted["cache"])
+    roots = [each["value"] for each in changed["env"] if each["name"] == "HOTSTART_CACHE_ROOT"]
+    assert roots == [mounted["cache"]]
 
 
 def test_pod_probes_paths_that_exist_and_outlives_its_requests(pod: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ MODEL = Positional(
     "MODEL",
     to="model.model",
     names=("--model",),
-    help="a directory (starts with /, . or ~) or a name on the hub",
+    help="a directory (starts with /, . or ~), an address (s3://, gs://, az://, https://) or a name on the hub",
     only_one="Start one server for each model, each with its own --port: one server serves one model",
 )
 
@@ -121,8 +121,9 @@ _LOADING_GROUP = Group(
     flag(
         "--expect-mount",
         to="load.expect_mount",
-        kind=_PATH,
-        help="refuse to start unless this directory is a mount point",
+        kind=Text("PATH[:TYPE]"),
+        help="refuse to start unless this directory is a mount point, not of the root disk, with the "
+        "model below it; TYPE, such as nfs4: and of this file system",
     ),
     flag(
         "--storage-timeout",
