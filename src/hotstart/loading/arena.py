@@ -97,7 +97,7 @@ class Layout(Struct, frozen=True):
             offset = _aligned(offset + slot.nbytes)
             row_bytes = slot.nbytes // slot.shape[0] if slot.shape and slot.shape[0] else 0
             for spec, ref in rows:
-                staged = DTYPES[ref.dtype][0] != slot.dtype
+                staged = DTYPES[ref.dtype][0] != slot.dtype and ref.nbytes > 0
                 where = staging if staged else slot.offset + spec.at * row_bytes
                 parts.append(Part(ref, name, spec.at, staged, where))
                 if staged:

@@ -90,12 +90,14 @@ class ImageStore:
         """One tensor over neighbouring parts, stacked along dimension 0; one that is misaligned, a copy."""
         first, shape = run[0], _shape(run)
         dtype = getattr(torch, DTYPES[first.dtype][0])
-        memory = self._image.memory(first.file)
+        memory, count = self._image.memory(first.file), prod(shape)
+        if count == 0:
+            return torch.empty(shape, dtype=dtype)  # frombuffer takes no less than one
         if first.offset % dtype.itemsize:
-            nbytes = prod(shape) * dtype.itemsize
+            nbytes = count * dtype.itemsize
             raw = torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=first.offset)
             return raw.clone().view(dtype).view(shape)
-        return torch.frombuffer(memory, dtype=dtype, count=prod(shape), offset=first.offset).view(shape)
+        return torch.frombuffer(memory, dtype=dtype, count=count, offset=first.offset).view(shape)
 
 
 def _shape(parts: list[TensorRef]) -> tuple[int, ...]:
