@@ -135,6 +135,11 @@ def read_that_fails(place: Place) -> str:
             source.close()
 
 
+def no_direct_reads(place: Place) -> str:
+    with mounted(place.model, place.folder / "buffered", direct=False) as mount:
+        return refused(lambda: FileSource(str(next(mount.path.glob("*.safetensors"))), direct=True))
+
+
 def file_that_is_being_copied(place: Place) -> str:
     path = next(place.model.glob("*.safetensors"))
     source = FileSource(str(path))
@@ -160,6 +165,10 @@ def absent_prefix(place: Place) -> str:
     return place.check("s3://models/tinny", **place.store.environ)
 
 
+def bucket_of_models(place: Place) -> str:
+    return place.check("s3://models", **place.store.environ)
+
+
 def web_without_model(place: Place) -> str:
     with place.web() as server:
         return place.check(f"{server.url}/other")
@@ -180,6 +189,17 @@ def wrong_key(place: Place) -> str:
 
 def absent_bucket(place: Place) -> str:
     return place.check("s3://modles/tiny", **place.store.environ)
+
+
+def bucket_in_the_endpoint(place: Place) -> str:
+    environ = {**place.store.environ, "AWS_ENDPOINT_URL": f"{place.store.endpoint}/models"}
+    return place.check("s3://models/tiny", **environ)
+
+
+def wrong_clock(place: Place) -> str:
+    earlier = {"Date": "Tue, 01 Jan 2019 00:00:00 GMT"}
+    with place.web(Fault(status=403, body=b"<Code>SignatureDoesNotMatch</Code>", headers=earlier)) as server:
+        return place.check("s3://m", AWS_ENDPOINT_URL=server.url, **KEYS)
 
 
 def refusal(status: int, code: str) -> Callable[[Place], str]:
@@ -206,6 +226,11 @@ def profile_with_a_browser(place: Place) -> str:
     return place.check("s3://m/m", AWS_CONFIG_FILE=str(place.folder / "config"), AWS_PROFILE="work")
 
 
+def program_without_keys(place: Place) -> str:
+    (place.folder / "config").write_text("[default]\ncredential_process = false\n")
+    return place.check("s3://m/m", AWS_CONFIG_FILE=str(place.folder / "config"))
+
+
 def no_account(place: Place) -> str:
     return place.check("az://models/tiny")
 
@@ -219,6 +244,10 @@ def nobody_there(place: Place) -> str:
     with place.web() as gone:
         pass
     return place.check(f"{gone.url}/m")
+
+
+def proxy_of_another_kind(place: Place) -> str:
+    return place.check("http://store.example/m", HTTP_PROXY="socks5://proxy.example:1080")
 
 
 def private_certificate(place: Place) -> str:
@@ -312,24 +341,30 @@ STORAGE: dict[str, Callable[[Place], str]] = {
     "The model is not on the mount": model_beside_the_mount,
     "A read gives no byte": read_that_hangs,
     "A read fails": read_that_fails,
+    "Direct reads are refused": no_direct_reads,
     "A file changes while it is read": file_that_is_being_copied,
     "A digest differs": wrong_digest,
     "The address is not a folder": file_in_place_of_a_folder,
     "Nothing is there": absent_prefix,
+    "There are only folders": bucket_of_models,
     "The web server has no model there": web_without_model,
     "The web server has no index": web_without_index,
     "No credentials are found": no_credentials,
     "The keys are refused": wrong_key,
     "The store denies access": refusal(403, "AccessDenied"),
     "The bucket does not exist": absent_bucket,
+    "The endpoint contains the bucket": bucket_in_the_endpoint,
     "The bucket is in another region": refusal(301, "PermanentRedirect"),
     "The token has expired": refusal(400, "ExpiredToken"),
+    "The clock is wrong": wrong_clock,
     "Half of a pair of keys": half_a_pair,
     "The profile is not found": absent_profile,
     "The profile signs on by a browser": profile_with_a_browser,
+    "The profile's program fails": program_without_keys,
     "No storage account is named": no_account,
     "Google's credentials are of another kind": other_credentials_of_google,
     "The store cannot be reached": nobody_there,
+    "The proxy cannot be used": proxy_of_another_kind,
     "The certificate is not trusted": private_certificate,
     "The server ignores ranges": whole_files,
     "Files come compressed": compressed_files,
