@@ -127,7 +127,7 @@ class Storm:
             if plan.unix:
                 problems.append(f"{self._socket.name} is left")
             self._socket.unlink()
-        problems += [f"/dev/shm/{name} is left" for name in shared_memory() - shared]
+        problems += [f"/dev/shm/{name} is left" for name in left(shared)]
         problems += [f"{path.name} is left in TMPDIR" for path in self._temporary.iterdir()]
         problems += [f"{path} is left" for path in (self._folder / "cache").rglob(".probe-*")]
         if "Traceback" in server.output or "defect" in server.output:
@@ -204,6 +204,14 @@ def marked(mark: str) -> list[int]:
             if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     return [pid for pid in found if alive(pid)]
+
+
+def left(before: set[str]) -> set[str]:
+    """Names in /dev/shm since ``before`` that do not go away: those of other programs come and go."""
+    deadline = time.monotonic() + DEADLINE
+    while (found := shared_memory() - before) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
 
 
 def shared_memory() -> set[str]:

@@ -115,7 +115,12 @@ def by_verdict(*verdicts: str) -> list[tuple[str, Flag]]:
     return [(name, row) for row in SERVE.rows() if row.verdict in verdicts for name in row.names]
 
 
-@pytest.mark.parametrize(("name", "row"), by_verdict(REFUSED), ids=lambda value: str(value))
+def named(value: str | Flag) -> str:
+    """For a test's name, which must be the same in every process: that of the flag."""
+    return value if isinstance(value, str) else "row"
+
+
+@pytest.mark.parametrize(("name", "row"), by_verdict(REFUSED), ids=named)
 def test_each_refused_flag_names_itself_and_the_reason(name: str, row: Flag) -> None:
     with pytest.raises(HotstartError) as caught:
         parse_serve(["/m", name, *sample(row)], {})
@@ -123,7 +128,7 @@ def test_each_refused_flag_names_itself_and_the_reason(name: str, row: Flag) -> 
     assert f"is refused: {row.because}" in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "row"), by_verdict(NO_EFFECT), ids=lambda value: str(value))
+@pytest.mark.parametrize(("name", "row"), by_verdict(NO_EFFECT), ids=named)
 def test_each_flag_without_effect_says_so_once(name: str, row: Flag) -> None:
     notes = parse_serve(["/m", name, *sample(row)], {}).notes
     assert notes == [f"{name} has no effect: {row.because}"]
@@ -132,7 +137,7 @@ def test_each_flag_without_effect_says_so_once(name: str, row: Flag) -> None:
 @pytest.mark.parametrize(
     ("name", "row"),
     [(name, row) for name, row in by_verdict(IMPLEMENTED) if row.to != "config" and not row.only],
-    ids=lambda value: str(value),
+    ids=named,
 )
 def test_each_implemented_flag_reaches_its_field(name: str, row: Flag) -> None:
     words = [f"--no-{name[2:]}"] if row.to in ON_BY_DEFAULT else [name, *sample(row)]
