@@ -138,10 +138,18 @@ def command(model: Path | str, port: int, *flags: str) -> list[str]:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that the kernel gives to nobody else for a minute.
+
+    A connection that this side closed leaves it in TIME_WAIT: a server that asks for it by number, with
+    SO_REUSEADDR, as servers do, gets it; whoever asks for any port, such as a test in the next process,
+    does not.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as client:
+        client.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        accepted.close()
+        client.recv(1)
+        return int(listener.getsockname()[1])
 
 
 def children(pid: int) -> list[int]:

@@ -22,6 +22,7 @@ from hotstart.cli.check import Report, fits_here, run_checks
 from hotstart.config.settings import CacheConfig, Config, DeviceConfig, HttpConfig, LoadConfig, ModelConfig
 from hotstart.engine.assemble import prepare, size_kv
 from hotstart.errors import DeviceError, ProblemsFound, raise_all
+from running_server import free_port
 
 
 @pytest.fixture(scope="session")
@@ -46,12 +47,6 @@ def checked(model: Path, *, load: dict[str, Any] | None = None, **settings: Any)
 
 def by_name(report: Report, status: str) -> dict[str, str]:
     return {finding.name: finding.text for finding in report.findings if finding.status == status}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_whole_model_passes_and_the_report_carries_what_was_learnt(model: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from hotstart.bench import processes
 from hotstart.bench.client import CHAT, Target
-from hotstart.bench.launch import Server, Start, free_port, observe, running, split_command
+from hotstart.bench.launch import Server, Start, observe, running, split_command
 from hotstart.errors import EngineError
+from running_server import free_port
 
 STUB = str(Path(__file__).with_name("stub_server.py"))
 

@@ -11,8 +11,8 @@ import pytest
 
 from hotstart.bench import pagecache, startup
 from hotstart.bench.floor import measure_floor, measure_read
-from hotstart.bench.launch import free_port
 from hotstart.errors import ConfigError, EngineError
+from running_server import free_port
 
 STUB = Path(__file__).with_name("stub_server.py")
 
