@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+
+from hotstart.config.parse import parse_serve
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -14,6 +17,7 @@ TRANSLATED = [page for page in PAGES if page.replace(".md", ".zh-CN.md") in PAGE
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 _HEADING = re.compile(r"^(#+) (.+)$", re.M)
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
+_STARTS = re.compile(r"hotstart (?:serve|check) ([^#|&"\n]+)")
 _COMMENT = re.compile(r"(?:^|\s+)#.*")
 _QUOTED = re.compile(r'"[^"]*"')
 
@@ -55,6 +59,16 @@ def test_links_lead_to_files_and_headings_that_exist(page: str) -> None:
         assert file.exists(), target
         if anchor:
             assert anchor in anchors(file.resolve().relative_to(ROOT).as_posix()), target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_starts_and_checks_that_are_told_to_type_are_accepted(page: str) -> None:
+    """Flags exist and take such values; what only a command's own help answers is left out."""
+    for kind, block in _FENCED.findall((ROOT / page).read_text(encoding="utf-8")):
+        for words in _STARTS.findall(block.replace("\\\n", " ")) if kind == "console" else []:
+            flags = [word for word in shlex.split(words) if word != "--explain"]
+            if not any(flag.startswith("--help") for flag in flags):
+                assert parse_serve(flags, {}).model
 
 
 @pytest.mark.parametrize("page", TRANSLATED)
