@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,8 +91,10 @@ def test_expected_seconds_are_bytes_over_rate_with_the_origin_of_the_rate() -> N
 
 
 def test_staging_memory_of_a_gpu_is_told() -> None:
-    plan = plan_of(store_checkpoint(4 * GB), ring=Ring(8, 2, 8 << 20))
-    assert text_of(plan, "memory").startswith("134 MB of pinned staging memory (8 x 2 x 8.39 MB); ")
+    plan = plan_of(store_checkpoint(4 * GB), ring=Ring(8, 2, 8 << 20, limit=1 << 30))
+    said = r"134 MB of pinned staging memory \(8 x 2 x 8\.39 MB\) of at most 1\.07 GB on this machine; "
+    assert re.match(said + r".* free of .* \(", text_of(plan, "memory"))
+    assert re.search(said, short(plan, [None]))
 
 
 def test_files_of_a_gpu_are_never_mapped(tiny_model: TinyModel) -> None:

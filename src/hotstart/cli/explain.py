@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hotstart.checkpoint.folder import LocalFolder
 from hotstart.errors import HotstartError
 from hotstart.loading.explain import Plan, lines, plan_of, short
-from hotstart.loading.options import LoaderOptions, Ring
+from hotstart.loading.options import LoaderOptions
 from hotstart.loading.rates import Rate, recall, record
 from hotstart.units import format_rate, format_seconds, format_size
 
@@ -54,16 +54,17 @@ def plan_for(config: Config, report: Report, checkpoint: Checkpoint) -> Plan:
     from hotstart.device.choose import choose
 
     options = LoaderOptions.parse(config.load.model_loader_extra_config)
-    ring = None
+    staging = None
     if choose(config.device.device).kind == "cuda":
-        from hotstart.loading.ring import BUFFER_BYTES, BUFFERS, THREADS
+        from hotstart.loading.staging import staging_for
 
-        ring = options.ring(Ring(THREADS, BUFFERS, BUFFER_BYTES))
+        staging = staging_for(checkpoint, options)
     return plan_of(
         checkpoint,
         strategy=config.load.read_strategy,
         readers=options.concurrency,
-        ring=ring,
+        ring=staging.ring if staging else None,
+        first=staging.first if staging else None,
         store=_store(report),
     )
 

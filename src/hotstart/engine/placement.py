@@ -13,7 +13,7 @@ from hotstart.device import host
 from hotstart.device.choose import DeviceChoice, open_device
 from hotstart.engine.kv_size import CPU_FIXED, CUDA_FIXED, KVSize, Memory
 from hotstart.errors import ConfigError, ModelError
-from hotstart.loading.options import LoaderOptions, Ring
+from hotstart.loading.options import LoaderOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -381,7 +381,6 @@ class _ArenaWeights:
         self.total = prepared.matched.nbytes
         self._checkpoint = prepared.checkpoint
         self._patience = prepared.config.load.storage_timeout
-        self._distant = bool(prepared.config.model.location)
         load = prepared.config.load
         self._choices = choose_for_gpu(
             prepared.checkpoint.files, load.read_strategy, again=load.verify == "digest"
@@ -399,22 +398,19 @@ class _ArenaWeights:
 
     def start(self, done: Callable[[object], None] = lambda report: None) -> None:
         """See :class:`Weights`. The frontend's checks count free memory until they have passed."""
-        from hotstart.loading import ring as sizes
         from hotstart.loading.arena import Arena
         from hotstart.loading.ring import Loading
+        from hotstart.loading.staging import staging_for
 
         self._arena = Arena(self._layout, self._device)
-        default, first = Ring(sizes.THREADS, sizes.BUFFERS, sizes.BUFFER_BYTES), None
-        if self._distant:
-            default = Ring(sizes.DISTANT_THREADS, sizes.DISTANT_BUFFERS, sizes.BUFFER_BYTES)
-            first = sizes.DISTANT_FIRST if self._options.concurrency is None else None
-        ring = self._options.ring(default)
+        staging = staging_for(self._checkpoint, self._options)
+        ring = staging.ring
         self._loading = loading = Loading(
             self._checkpoint,
             self._arena,
             choices=self._choices,
             threads=ring.threads,
-            first=first,
+            first=staging.first,
             buffers=ring.buffers,
             buffer_bytes=ring.buffer_bytes,
             patience=self._patience,

@@ -78,12 +78,13 @@ def plan_of(
     strategy: str = "auto",
     readers: int | None = None,
     ring: Ring | None = None,
+    first: int | None = None,
     store: str = "",
 ) -> Plan:
     """The plan of a load that would begin now.
 
-    ``ring``: of a GPU's readers. ``store``: what an object store is called. Raises StorageError for
-    files that cannot be reached.
+    ``ring``: of a GPU's readers, of which ``first`` begin (None: all). ``store``: what an object
+    store is called. Raises StorageError for files that cannot be reached.
     """
     files = []
     media: dict[Mount | None, str] = {}
@@ -94,7 +95,7 @@ def plan_of(
             media[choice.mount] = _medium(choice, store)
         files.append(FilePlan(file, media[choice.mount], choice))
     if ring is not None:
-        return Plan(tuple(files), ring.threads, ring.threads, ring.buffer_bytes, ring)
+        return Plan(tuple(files), first or ring.threads, ring.threads, ring.buffer_bytes, ring)
     first, most = in_flight([each.choice for each in files], readers)
     steps = sum(-(-file.size // STEP) for file in checkpoint.files)
     return Plan(tuple(files), min(first, steps), min(most, steps), STEP)
@@ -132,7 +133,7 @@ def short(plan: Plan, rates: Sequence[Rate | None]) -> str:
     text = f"{ways}; {_reads(plan)}"
     if known and len(known) == len(rates):
         text += f"; expected {_expected(plan, known)}"
-    return text
+    return text if plan.ring is None else f"{text}; {_memory(plan)}"
 
 
 def _way(choice: Choice) -> str:
@@ -153,9 +154,10 @@ def _memory(plan: Plan) -> str:
     free = f"{format_size(memory.available)} free of {format_size(memory.limit)} ({memory.limited_by})"
     if plan.ring is not None:
         ring = plan.ring
+        bound = "" if ring.limit is None else f" of at most {format_size(ring.limit)} on this machine"
         return (
             f"{format_size(ring.nbytes)} of pinned staging memory "
-            f"({ring.threads} x {ring.buffers} x {format_size(ring.buffer_bytes)}); {free}"
+            f"({ring.threads} x {ring.buffers} x {format_size(ring.buffer_bytes)}){bound}; {free}"
         )
     mapped = sum(each.file.size for each in plan.files if each.choice.strategy == "map")
     parts = [f"{format_size(plan.nbytes - mapped)} read where they stay, no staging"]

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from hotstart.errors import ConfigError, HotstartError, raise_all
 
 _KEYS: dict[str, tuple[type, int, str]] = {
     "concurrency": (int, 1, "reads in flight, 1 or more"),
-    "memory_limit": (int, -1, "bytes of staging memory at most; -1: no bound, 0: the least that works"),
+    "memory_limit": (
+        int,
+        -1,
+        "bytes of staging memory at most; -1: no bound, 0: the least that works, "
+        "left out: a quarter of what is free",
+    ),
     "num_threads": (int, 1, "the same as concurrency"),
     "enable_multithread_load": (bool, 0, "true or false; reads are parallel either way"),
 }
@@ -24,6 +29,8 @@ class Ring(Struct, frozen=True):
     threads: int
     buffers: int
     buffer_bytes: int
+    limit: int | None = None
+    """Bytes that it had to keep to; None: nothing."""
 
     @property
     def nbytes(self) -> int:
@@ -36,7 +43,7 @@ class LoaderOptions(Struct, frozen=True):
 
     concurrency: int | None = None
     memory_limit: int | None = None
-    """Bytes; None: no bound."""
+    """Bytes; -1: no bound."""
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> LoaderOptions:
@@ -53,19 +60,37 @@ class LoaderOptions(Struct, frozen=True):
                 )
             )
         raise_all(problems)
-        limit = given.get("memory_limit", -1)
-        return cls(threads, None if limit == -1 else limit)
+        return cls(threads, given.get("memory_limit"))
 
-    def ring(self, default: Ring) -> Ring:
-        """The ring of staging buffers inside the limit: fewer threads first, then smaller buffers."""
-        threads, buffers, size = self.concurrency or default.threads, default.buffers, default.buffer_bytes
-        if self.memory_limit is None:
-            return Ring(threads, buffers, size)
-        threads = max(1, min(threads, self.memory_limit // (buffers * size)))
-        if threads * buffers * size > self.memory_limit:
-            buffers = 1
-            size = max(_SMALLEST_BUFFER, self.memory_limit // _SMALLEST_BUFFER * _SMALLEST_BUFFER)
-        return Ring(threads, buffers, min(size, default.buffer_bytes))
+    def ring(self, default: Ring, *, need: int, free: int) -> Ring:
+        """The ring of staging buffers inside the limit: fewer threads first, then smaller buffers.
+
+        ``need``: bytes that will go through it; it has no more buffers than they fill. ``free``: bytes
+        of memory that can be used now, by the container's limit where there is one; a quarter of them is
+        the limit where the user has set none.
+        """
+        limit = free // 4 if self.memory_limit is None else self.memory_limit
+        ring = structs.replace(default, threads=self.concurrency or default.threads)
+        ring = _needed(ring, need)
+        return ring if limit == -1 else structs.replace(_within(ring, limit), limit=limit)
+
+
+def _needed(ring: Ring, need: int) -> Ring:
+    """A ring without buffers that would stay empty."""
+    filled = max(1, -(-need // ring.buffer_bytes))
+    threads = min(ring.threads, filled)
+    size = min(ring.buffer_bytes, -(-max(need, 1) // _SMALLEST_BUFFER) * _SMALLEST_BUFFER)
+    return Ring(threads, min(ring.buffers, -(-filled // threads)), size)
+
+
+def _within(ring: Ring, limit: int) -> Ring:
+    """A ring of at most ``limit`` bytes, or the least that works."""
+    threads, buffers, size = ring.threads, ring.buffers, ring.buffer_bytes
+    threads = max(1, min(threads, limit // (buffers * size)))
+    if threads * buffers * size > limit:
+        buffers = 1
+        size = min(size, max(_SMALLEST_BUFFER, limit // _SMALLEST_BUFFER * _SMALLEST_BUFFER))
+    return structs.replace(ring, threads=threads, buffers=buffers, buffer_bytes=size)
 
 
 def _problem(key: str, value: Any) -> ConfigError | None:
