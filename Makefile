@@ -23,8 +23,10 @@ demo: $(VENV)/installed ## fetch a real small model, serve it, show the start, s
 serve: $(VENV)/installed ## the same model, kept running: make serve SERVE_FLAGS="--port 9000"
 	@$(BIN)/python scripts/demo.py --serve $(SERVE_FLAGS)
 
-test: $(VENV)/dev ## the whole test suite
-	@$(BIN)/python -m pytest
+# A file stays with one worker, so that what its tests share is started once; in the order of the
+# folders, because the files with the most tests are not those that take longest.
+test: $(VENV)/dev ## the whole test suite, by two workers
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 kill-storm: $(VENV)/dev ## 200 starts, each ended by a kill of either process at a random moment: what is left?
 	@$(BIN)/python scripts/kill_storm.py --kills 200
