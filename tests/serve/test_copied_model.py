@@ -196,7 +196,9 @@ def test_a_corrupted_byte_ends_a_start_that_compares_digests_before_it_is_ready(
     assert f"{S3}/{victim.name} has the SHA-256 {found}; expected {right}, by SHA256SUMS" in output
     assert "ready" not in output
     with start(s3, tmp_path / "size.log", *flags[2:]) as server:
-        server.until_ready()  # nobody asked for digests
+        server.until_ready()  # nobody ordered the comparison: it comes later
+        server.until(lambda: "this server answers from damaged weights" in server.output)
+        assert f"{S3}/{victim.name} has the SHA-256 {found}; expected {right}, by SHA256SUMS" in server.output
 
 
 def test_without_published_digests_those_of_the_first_start_are_compared_by_the_next(

@@ -142,8 +142,9 @@ _LOADING_GROUP = Group(
         "--verify",
         to="load.verify",
         kind=Choice("off", "size", "digest"),
-        help="what weight files are compared with: their headers and sizes, or the SHA-256 of "
-        "SHA256SUMS, NAME.sha256 or an earlier start as well; off: copies of --disk-cache with nothing",
+        help="what weight files are compared with before the server is ready: their headers and sizes, or "
+        "digests as well, of SHA256SUMS, NAME.sha256, the store or an earlier start; size: digests later, "
+        "off: never",
     ),
     flag(
         "--ignore-index",

@@ -131,7 +131,7 @@ def follow_up(prepared: Prepared, say: Callable[[int, str], None]) -> Afterwards
     ``say`` takes a level of :mod:`logging` and a line. Raises StorageError.
     """
     load = prepared.config.load
-    if load.load_format == "dummy" or (load.verify != "digest" and load.disk_cache is None):
+    if load.load_format == "dummy" or (load.verify == "off" and load.disk_cache is None):
         return None
     from hotstart.loading.afterwards import Afterwards
 

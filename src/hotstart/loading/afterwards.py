@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -22,7 +22,8 @@ from hotstart.checkpoint.wording import count
 from hotstart.device import host
 from hotstart.errors import HotstartError
 from hotstart.loading.copying import CopyJob, compare
-from hotstart.loading.digesting import Digesting, agreement, digest_of, pieces_of
+from hotstart.loading.digesting import Digesting, agreement
+from hotstart.loading.late_digests import LateDigests
 from hotstart.storage.digests import MAX_SUMS, Expected, Records, local_identity, published
 from hotstart.storage.disk_copy import DiskCopies, Entry, about_copy
 from hotstart.storage.idle import SpareProcessors, run_idle
@@ -42,8 +43,8 @@ _LOOK_EVERY = 256 << 20
 """Bytes kept for a copy after which free memory is looked at."""
 _LEAST_FREE = 1 << 30
 """Bytes of memory below which nothing is kept for a copy."""
-_PIECE, _PIECES = 4 << 20, 16
-"""Bytes hashed at once, and how many of them without a pause."""
+_UNASKED = 4
+"""Times as much memory must be free where nobody asked for what needs it."""
 
 Say = Callable[[int, str], None]
 """Level of :mod:`logging`, and a line of the log."""
@@ -90,9 +91,7 @@ class Afterwards:
         """Complete copies that this load reads."""
         self._expected = self._find_digests() if load.verify == "digest" else {}
         self._digesting: Digesting | None = None
-        self._unrecorded: set[int] = set()
-        if load.verify == "digest":
-            self._unrecorded = set(range(len(self._files))) - set(self._expected)
+        self._late: LateDigests | None = None
         self._kept: list[_Kept] = []
         self._kept_bytes = self._looked_at = 0
         self._lock = threading.Lock()
@@ -107,12 +106,14 @@ class Afterwards:
         """The load begins. ``memories``: the images that this follows; none: the bytes do not stay."""
         self._memories = memories
         self._plan_copies()
+        self._late = self._plan_digests()
         if self._expected:
             assert self._checkpoint.folder is not None
             source = self._checkpoint.folder.source
             self._digesting = Digesting(self._files, self._expected, memories, source)
             self._digesting.start()
-        self._thread.start()
+        if self._jobs or self._used or self._late is not None or self._digesting is not None:
+            self._thread.start()
 
     @property
     def compares(self) -> bool:
@@ -123,6 +124,8 @@ class Afterwards:
         """See :class:`hotstart.loading.follower.Follower`."""
         if self._digesting is not None:
             self._digesting.arrived(file, begin, end)
+        if self._late is not None:
+            self._late.arrived(file, begin, end)
         if file in self._jobs:
             self._jobs[file].arrived(begin, end)
 
@@ -136,7 +139,7 @@ class Afterwards:
             self._kept_bytes += end - begin
             if self._kept_bytes - self._looked_at > _LOOK_EVERY:
                 self._looked_at = self._kept_bytes
-                if host.memory().available < max(self._kept_bytes, _LEAST_FREE):
+                if self._memory_is_short():
                     self._pressed = True
                     self._wake.set()
         return True
@@ -148,11 +151,7 @@ class Afterwards:
         try:
             self._digesting.confirm()
         except HotstartError:
-            for file in self._digesting.wrong():
-                if file in self._jobs:
-                    self._jobs[file].discard()
-                if file in self._used:
-                    self._used[file].discard()
+            self._discard_copies(self._digesting.wrong())
             raise
         self._say(logging.INFO, f"digests: {agreement(self._expected.values())}")
 
@@ -170,7 +169,8 @@ class Afterwards:
 
     def wait(self) -> None:
         """Block until all is done; after :meth:`go_on`."""
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _plan_copies(self) -> None:
         copies = self._copies
@@ -214,6 +214,35 @@ class Afterwards:
                 logging.WARNING,
                 f"disk copy: none of {files}, for the server gives neither ETag nor Last-Modified",
             )
+
+    def _plan_digests(self) -> LateDigests | None:
+        """What is compared or recorded without anybody waiting for it."""
+        ordered = self._load.verify == "digest"
+        numbers = set(range(len(self._files))) - set(self._expected)
+        if not ordered:
+            numbers -= set(self._used)  # copies are compared with checksums of their own
+        if self._load.verify == "off" or not numbers or not (ordered or self._memories):
+            return None
+        assert self._checkpoint.folder is not None
+        return LateDigests(
+            self._files,
+            numbers,
+            self._memories,
+            find=dict if ordered else self._find_digests,  # they were looked for, and are not known
+            record=self._record,
+            open_source=self._checkpoint.folder.source,
+            say=self._say,
+        )
+
+    def _record(self, number: int, found: str) -> None:
+        self._records.keep(*self._name(number), found)
+
+    def _discard_copies(self, wrong: Sequence[int]) -> None:
+        for file in wrong:
+            if file in self._jobs:
+                self._jobs[file].discard()
+            if file in self._used:
+                self._used[file].discard()
 
     def _find_digests(self) -> dict[int, Expected]:
         names = [self._name(number) for number in range(len(self._files))]
@@ -282,7 +311,7 @@ class Afterwards:
         file, begin, end = kept.file, kept.begin, kept.end
         if file in self._jobs and self._jobs[file].needs(begin, end):
             return True
-        if file in self._unrecorded and self._memories:
+        if self._late is not None and self._late.needs(file, end):
             return True
         return self._digesting is not None and self._digesting.needs(file, begin, end)
 
@@ -298,13 +327,14 @@ class Afterwards:
                     turn = _Turn(self._wake)
                     for job in self._jobs.values():
                         job.write_arrived(turn)
+                    if self._late is not None:
+                        self._late.run(turn)
                 self._spare.restart()
             if not self._cancel.is_set():
                 self._finish()
         except Exception as error:
             self._say(logging.WARNING, f"nothing more is copied or compared: {type(error).__name__}: {error}")
         finally:
-            self._unrecorded.clear()
             for job in self._jobs.values():
                 job.close()
             self._give_back(everything=True)
@@ -313,7 +343,10 @@ class Afterwards:
         """What is done once the model answers, memory that is wanted back first."""
         self._give_back()  # what only the digests needed
         self._complete_copies()
-        self._record_digests()
+        if self._late is not None:
+            self._late.run(self._cancel, self._breathe)
+            self._discard_copies(self._late.wrong)
+        self._give_back(everything=True)
         if self._load.verify != "off":
             self._compare_copies()
 
@@ -345,36 +378,6 @@ class Afterwards:
         else:
             self._say(logging.INFO, f"disk copy: another server writes to {where} what this one has read")
 
-    def _record_digests(self) -> None:
-        assert self._checkpoint.folder is not None
-        wanted = sorted(self._unrecorded)
-        for number in wanted:
-            if self._cancel.is_set():
-                return
-            file, (name, identity) = self._files[number], self._name(number)
-            if number in self._unrecorded and self._memories:
-                pieces = _pieces(self._memories[number], file.size)
-            else:
-                pieces = pieces_of(self._checkpoint.folder.source(file), self._cancel)
-            found = digest_of(self._slowly(pieces))
-            with self._lock:
-                self._unrecorded.discard(number)
-            self._give_back()
-            try:
-                self._records.keep(name, identity, found)
-            except OSError as error:
-                self._say(logging.WARNING, f"digests: not recorded: {error.strerror or error}")
-                return
-        if wanted:
-            files = count(len(wanted), "file")
-            self._say(logging.INFO, f"digests: SHA-256 of {files} recorded; the next start compares them")
-
-    def _slowly(self, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
-        for number, piece in enumerate(pieces):
-            yield piece
-            if number % _PIECES == _PIECES - 1:
-                self._pause()
-
     def _compare_copies(self) -> None:
         for entry in self._used.values():
             wrong = compare(entry, self._cancel, self._pause)
@@ -387,9 +390,13 @@ class Afterwards:
 
     def _breathe(self) -> None:
         """More is written: memory can be given back, and all of it must be where it is short."""
-        self._give_back(everything=self._pressed)
+        self._give_back(everything=self._pressed or (self._kept_bytes > 0 and self._memory_is_short()))
         if self._ready.is_set():
             self._pause()
+
+    def _memory_is_short(self) -> bool:
+        kept = self._kept_bytes if self._load.verify == "digest" else _UNASKED * self._kept_bytes
+        return host.memory().available < max(kept, _LEAST_FREE)
 
     def _pause(self) -> None:
         """Once the model answers: between two pieces of work, longer while the processors are busy."""
@@ -404,8 +411,8 @@ class Afterwards:
             for each in kept:
                 if everything and each.file in self._jobs:
                     self._jobs[each.file].lose(each.begin, each.end)
-                if everything:
-                    self._unrecorded.discard(each.file)
+                if everything and self._late is not None:
+                    self._late.lose(each.file)
                 if self._digesting is not None and self._digesting.needs(each.file, each.begin, each.end):
                     self._kept.append(each)
                 elif everything or not self._needs(each):
@@ -420,7 +427,3 @@ class Afterwards:
 
 def _stored(folder: ObjectFolder, file: ShardFile) -> Callable[[], Source]:
     return lambda: folder.stored(file)
-
-
-def _pieces(memory: memoryview, size: int) -> Iterator[memoryview]:
-    return (memory[at : min(at + _PIECE, size)] for at in range(0, size, _PIECE))

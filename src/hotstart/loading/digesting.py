@@ -23,6 +23,28 @@ from hotstart.storage.source import Cancel, ReadCancelled, Source
 _PIECE = 4 << 20
 
 
+class Fronts:
+    """How much of each file has arrived from its first byte on without a gap. Not thread-safe."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._arrived = {number: Ranges() for number in numbers}
+        self._front = dict.fromkeys(self._arrived, 0)
+
+    def add(self, file: int, begin: int, end: int) -> bool:
+        """These bytes are there; returns whether the front moved. Other files are passed over."""
+        if file not in self._front:
+            return False
+        low, high = self._arrived[file].add(begin, end)
+        moved = low == 0 and high > self._front[file]
+        if moved:
+            self._front[file] = high
+        return moved
+
+    def of(self, file: int) -> int:
+        """Bytes from the start of the file."""
+        return self._front[file]
+
+
 class Digesting:
     """Compares files with what is expected of them, by their number in ``files``."""
 
@@ -39,9 +61,7 @@ class Digesting:
         self._memories = memories
         self._open_source = open_source
         self._changed = threading.Condition()
-        self._arrived = {number: Ranges() for number in expected}
-        self._front = dict.fromkeys(expected, 0)
-        """Bytes from the start of each file that have arrived."""
+        self._fronts = Fronts(expected)
         self._hashed = dict.fromkeys(expected, 0)
         self._errors: dict[int, HotstartError] = {}
         self._failure: BaseException | None = None
@@ -59,12 +79,8 @@ class Digesting:
 
     def arrived(self, file: int, begin: int, end: int) -> None:
         """See :class:`hotstart.loading.follower.Follower`."""
-        if file not in self._expected:
-            return
         with self._changed:
-            low, high = self._arrived[file].add(begin, end)
-            if low == 0 and high > self._front[file]:
-                self._front[file] = high
+            if self._fronts.add(file, begin, end):
                 self._changed.notify_all()
 
     def needs(self, file: int, begin: int, end: int) -> bool:
@@ -115,15 +131,15 @@ class Digesting:
         found = digest_of(pieces, expected.algorithm, expected.part)
         self._hashed[file] = shard.size
         if found != expected.digest:
-            self._errors[file] = _mismatch(shard, expected, found)
+            self._errors[file] = mismatch(shard, expected, found)
 
     def _as_it_arrives(self, file: int) -> Iterator[memoryview]:
         memory, size, at = self._memories[file], self._files[file].size, 0
         while at < size:
             with self._changed:
-                while self._front[file] <= at and not self._cancel.is_set():
+                while self._fronts.of(file) <= at and not self._cancel.is_set():
                     self._changed.wait()
-                front = self._front[file]
+                front = self._fronts.of(file)
             if self._cancel.is_set():
                 raise ReadCancelled(self._files[file].path)
             while at < front:
@@ -164,7 +180,8 @@ def pieces_of(source: Source, cancel: Cancel) -> Iterator[memoryview]:
         source.close()
 
 
-def _mismatch(file: ShardFile, expected: Expected, found: str) -> ModelError:
+def mismatch(file: ShardFile, expected: Expected, found: str) -> ModelError:
+    """The error for a file whose digest is another than what was expected of it."""
     if about_copy(file.path) is not None:
         advice = "This copy is damaged and removed now: start again, and the file comes from the store"
     elif expected.recorded:
