@@ -115,8 +115,7 @@ _LOADING_GROUP = Group(
         "--read-strategy",
         to="load.read_strategy",
         kind=Choice("auto", "map", "buffered", "direct"),
-        help="how files are read; auto decides by page-cache residency and measurement; "
-        "map on a CPU only",
+        help="how files are read; auto decides by page-cache residency and measurement; map on a CPU only",
     ),
     flag(
         "--expect-mount",
