@@ -12,7 +12,7 @@ import pytest
 from checkpoint_files import Tensors, write_model
 from fault_proxy import Fault, FaultServer
 from hotstart.checkpoint.layout import open_checkpoint
-from hotstart.checkpoint.remote import ObjectFolder, open_store
+from hotstart.checkpoint.remote import ObjectFolder, fetch_small_files, open_store
 from hotstart.errors import HotstartError, ModelError, StorageError
 from hotstart.storage.object_store import NEVER, ObjectStore
 from object_servers import (
@@ -142,22 +142,64 @@ def test_every_spelling_finds_the_model(location: str, s3: ObjectServer) -> None
     store.close()
 
 
+@pytest.mark.parametrize("spelling", ["m", "m/", "m//", "/m", "./m", "m/."])
+def test_every_spelling_of_a_web_address_finds_the_model(spelling: str, tmp_path: Path) -> None:
+    with FaultServer({"m/config.json": b"{}"}) as server:
+        store = open_store(f"{server.url}/{spelling}", environ={}, patience=5.0)
+        assert Path(fetch_small_files(store, str(tmp_path)), "config.json").exists()
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("location", "said"),
+    [
+        ("s3://models/team-a/tinny", "There is nothing in .*Did you mean s3://models/team-a/tiny"),
+        ("s3://models/teem-a/tiny", "There is nothing in .*Did you mean s3://models/team-a"),
+        ("s3://rootet", "NoSuchBucket.*Check the bucket's name"),
+    ],
+)
+def test_a_wrong_letter_ends_a_start_with_what_is_near(
+    location: str, said: str, s3: ObjectServer, tmp_path: Path
+) -> None:
+    store = opened(location, s3)
+    with pytest.raises(HotstartError, match=said):
+        fetch_small_files(store, str(tmp_path))
+    store.close()
+
+
+def test_the_standard_endpoint_is_asked_though_another_programs_variable_names_one(s3: ObjectServer) -> None:
+    store = opened("s3://rooted", s3, RUNAI_STREAMER_S3_ENDPOINT="http://127.0.0.1:1")
+    assert set(store.list()) == NAMES
+    assert store.fetch("config.json", 100) is not None
+    assert "RUNAI_STREAMER_S3_ENDPOINT differs and is not used" in store.settings.described
+    store.close()
+
+
+def test_another_programs_variable_is_understood_when_only_it_is_set(s3: ObjectServer) -> None:
+    store = opened("s3://rooted", s3, AWS_ENDPOINT_URL="", RUNAI_STREAMER_S3_ENDPOINT=s3.endpoint)
+    assert set(store.list()) == NAMES
+    assert store.fetch("config.json", 100) is not None
+    store.close()
+
+
 def test_a_parent_of_models_names_them(s3: ObjectServer) -> None:
     with pytest.raises(ModelError, match=r"holds folders and no files: team-a/tiny, team-a/tony"):
         opened("s3://models/team-a", s3).list()
 
 
+@pytest.mark.parametrize("index", [True, False])
 @pytest.mark.parametrize("kind", [S3Server, OpenS3Server])
-def test_shards_behind_more_objects_than_a_page_holds_are_found(kind: type[S3Server], tmp_path: Path) -> None:
+def test_shards_behind_more_objects_than_a_page_holds_are_found(
+    kind: type[S3Server], index: bool, tmp_path: Path
+) -> None:
     folder = tmp_path / "buckets" / "models" / "tiny"
     tensors: Tensors = {f"t{index}": ("F32", (4,)) for index in range(6)}
-    write_model(folder, tensors=tensors, shards=3, index=False)
+    write_model(folder, tensors=tensors, shards=3, index=index)
     for number in range(1500):
         (folder / f"checkpoint-log-{number:04}.txt").touch()
-    (tmp_path / "small").mkdir()
     with kind(tmp_path / "buckets") as server:
         store = opened("s3://models/tiny", server)
-        checkpoint = open_checkpoint(ObjectFolder(store, str(tmp_path / "small")))
+        checkpoint = open_checkpoint(ObjectFolder(store, fetch_small_files(store, str(tmp_path / "cache"))))
         store.close()
     assert set(checkpoint.tensors) == set(tensors)
     assert len(checkpoint.files) == 3
