@@ -75,6 +75,13 @@ class Go(msgspec.Struct, tag="go"):
     """The checks passed: weight bytes may be read."""
 
 
+class WeightFiles(msgspec.Struct, tag="files"):
+    """Which files hold which weights, as the checks have found, in time before :class:`Go`."""
+
+    checkpoint: bytes
+    """See :mod:`hotstart.checkpoint.passing`."""
+
+
 class AddRequests(msgspec.Struct, tag="add"):
     """Requests in order of arrival."""
 
@@ -93,7 +100,7 @@ class Control(msgspec.Struct, tag="control"):
     op: str
 
 
-ToEngine = Go | AddRequests | AbortRequests | Control
+ToEngine = Go | WeightFiles | AddRequests | AbortRequests | Control
 
 
 class PhaseEvent(msgspec.Struct, tag="phase"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from hotstart.checkpoint.base import ShardFile
-from hotstart.checkpoint.files import INDEX
+from hotstart.checkpoint.files import CONFIG, INDEX
 from hotstart.checkpoint.layout import SINGLE
 from hotstart.checkpoint.safetensors import Header, header_length, parse_header
 from hotstart.checkpoint.small_files import SmallFiles
@@ -101,6 +102,18 @@ class ObjectFolder:
     def stored(self, file: ShardFile) -> Source:
         """The bytes of a file as the store has them, whatever lies on the disk."""
         return self._open(file.path[len(self.path) + 1 :], file.size, file.identity)
+
+    def warm_up(self) -> None:
+        """Find credentials, connect and import what that takes, on a thread, before the first read must.
+
+        Asks for one byte. What fails here fails again where it is reported.
+        """
+
+        def ask() -> None:
+            with suppress(Exception):
+                self.store.fetch(CONFIG, 1, optional=True)
+
+        threading.Thread(target=ask, name="warm-up", daemon=True).start()
 
     def copy_name(self, file: ShardFile) -> str:
         """What a copy of a file that lies in the store is called: not every kind of identity is unique."""

@@ -118,13 +118,19 @@ DeviceCheck = Callable[["Config", Report], str]
 
 
 def run_checks(
-    config: Config, *, device: DeviceCheck | None = None, port: bool = False, text: bool = True
+    config: Config,
+    *,
+    device: DeviceCheck | None = None,
+    port: bool = False,
+    text: bool = True,
+    opened: Callable[[Checkpoint], None] = lambda checkpoint: None,
 ) -> Report:
     """Look at everything but the weights' bytes; problems are collected in the report, not raised.
 
     ``device`` is asked whether the model fits, ``port`` tries to bind the address, ``text`` builds
-    tokenizer and chat template. Reads a few kilobytes of each weight file, and whole tensors only
-    where a tied weight is stored twice.
+    tokenizer and chat template, ``opened`` is told the weight files as soon as they are known to be
+    whole. Reads a few kilobytes of each weight file, and whole tensors only where a tied weight is
+    stored twice.
     """
     report = Report()
     reachable = False
@@ -145,7 +151,7 @@ def run_checks(
     if reachable:
         _check_place(config, report)
         _check_config(config, report)
-        _check_weights(config, report)
+        _check_weights(config, report, opened)
         if text:
             _check_text(config, report)
     if limit := address_space():
@@ -316,7 +322,7 @@ def _check_config(config: Config, report: Report) -> None:
         )
 
 
-def _check_weights(config: Config, report: Report) -> None:
+def _check_weights(config: Config, report: Report, opened: Callable[[Checkpoint], None]) -> None:
     """Files whole and readable (their headers are read), tensors as the configuration wants them."""
     if config.load.load_format == "dummy":
         report.skip("weights", "--load-format dummy: random weights, nothing is read")
@@ -326,6 +332,7 @@ def _check_weights(config: Config, report: Report) -> None:
         assert report.folder is not None
         checkpoint = open_checkpoint(report.folder, ignore_index=config.model.ignore_index)
         report.checkpoint = checkpoint
+        opened(checkpoint)
         for line in describe(checkpoint):
             report.ok("weights", line)
         if not config.model.location:

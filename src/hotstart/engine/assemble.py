@@ -100,8 +100,12 @@ class Built(Struct, kw_only=True):
             yield
 
 
-def prepare(config: Config) -> Prepared:
-    """Read and match everything but weights. Raises every kind of error a start can end with."""
+def prepare(config: Config, found: Callable[[], bytes | None] | None = None) -> Prepared:
+    """Read and match everything but weights. Raises every kind of error a start can end with.
+
+    ``found`` is asked for the checkpoint that another process has read the headers of, as
+    :mod:`hotstart.checkpoint.passing` has it; None, or its answer None: they are read here.
+    """
     placement = place(choose(config.device.device))
     model = config.model
     files = load_model_files(model.path, shown=shown_folder(model), overrides=overrides_of(model))
@@ -111,8 +115,7 @@ def prepare(config: Config) -> Prepared:
     if config.load.load_format == "dummy":
         checkpoint, matched = Checkpoint(config.model.path, (), {}), without_files(specs, config, files)
     else:
-        folder = open_folder(config.model, config.load)
-        checkpoint = open_checkpoint(folder, ignore_index=config.model.ignore_index)
+        checkpoint = _checkpoint(config, found)
         matched = match(specs, checkpoint, config.model.dtype)
     return Prepared(
         config=config,
@@ -123,6 +126,21 @@ def prepare(config: Config) -> Prepared:
         matched=matched,
         placement=placement,
     )
+
+
+def _checkpoint(config: Config, found: Callable[[], bytes | None] | None) -> Checkpoint:
+    folder = open_folder(config.model, config.load)
+    if found is not None:
+        if config.model.location:
+            from hotstart.checkpoint.remote import ObjectFolder
+
+            assert isinstance(folder, ObjectFolder)
+            folder.warm_up()
+        if (passed := found()) is not None:
+            from hotstart.checkpoint import passing
+
+            return passing.decode(passed, folder)
+    return open_checkpoint(folder, ignore_index=config.model.ignore_index)
 
 
 def follow_up(prepared: Prepared, say: Callable[[int, str], None]) -> Afterwards | None:

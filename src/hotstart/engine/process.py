@@ -1,8 +1,8 @@
 """What the engine process does: plan, read when told to, build, step.
 
-The parent sends the settings as the first frame, and :class:`~hotstart.messages.Go` once its checks
-have passed; no weight byte is read before. Requests may arrive at any time: the first step is the
-oldest one's, or a one-token probe when none waits.
+The parent sends the settings as the first frame, what it found in the headers of the weight files, and
+:class:`~hotstart.messages.Go` once its checks have passed; no weight byte is read before. Requests may
+arrive at any time: the first step is the oldest one's, or a one-token probe when none waits.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from hotstart.messages import (
     Ready,
     SamplingParams,
     ToEngine,
+    WeightFiles,
     decode_to_engine,
     frame,
     pack_ids,
@@ -75,7 +76,7 @@ def _start(link: Link, torch: TorchImport) -> NoReturn:
 
     try:
         with timeline.phase("read headers"):
-            prepared = prepare(config)
+            prepared = prepare(config, link.weight_files)
             weights = prepared.placement.weights(prepared, lambda done: timeline.progress(reading, done))
             afterwards = follow_up(prepared, link.say)
     except HotstartError:
@@ -248,16 +249,25 @@ class Link:
             self._receive(block=True)
         return self._backlog.pop(0)
 
+    def weight_files(self) -> bytes | None:
+        """Block until the parent has read the headers; None when it goes on without a word about them."""
+        while True:
+            for number, body in enumerate(self._backlog):
+                message = decode_to_engine(body)
+                if isinstance(message, WeightFiles):
+                    del self._backlog[number]
+                    return message.checkpoint
+                if isinstance(message, Go):
+                    return None
+            self._receive(block=True)
+
     def wait_for_go(self) -> None:
         """Block until the checks have passed; requests that come earlier are kept."""
-        kept: list[bytes] = []
         while True:
-            while self._backlog:
-                body = self._backlog.pop(0)
+            for number, body in enumerate(self._backlog):
                 if isinstance(decode_to_engine(body), Go):
-                    self._backlog[:0] = kept
+                    del self._backlog[number]
                     return
-                kept.append(body)
             self._receive(block=True)
 
     def messages(self, *, block: bool) -> list[ToEngine]:
