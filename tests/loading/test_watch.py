@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,23 +72,53 @@ def test_a_read_that_comes_back_late_is_not_counted_twice(model: Path) -> None:
     assert max(told) == loading.total
 
 
-def test_a_gpu_load_reads_the_chunk_again_into_another_buffer(tmp_path: Path) -> None:
+VALUES = bytes(range(256)) * 4096
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> Iterator[tuple[StuckFolder, Arena, Loading, list[int]]]:
+    """A load of one tensor by one reader, whose first read hangs; and the progress it told."""
     path = tmp_path / "0.safetensors"
-    values = bytes(range(256)) * 4096
-    path.write_bytes(values)
-    ref = TensorRef("w", 0, "U8", (len(values),), 0, len(values))
-    shard = ShardFile(str(path), len(values), 0, identity=identity(os.stat(path)))
+    path.write_bytes(VALUES)
+    ref = TensorRef("w", 0, "U8", (len(VALUES),), 0, len(VALUES))
+    shard = ShardFile(str(path), len(VALUES), 0, identity=identity(os.stat(path)))
     folder = StuckFolder(str(tmp_path), 1)
     checkpoint = Checkpoint(str(tmp_path), (shard,), {"w": ref}, folder=folder)
-    device = FakeDevice()
-    arena = Arena(Layout.of([(WeightSpec(slot="w", stored=("w",), shape=ref.shape), ref)]), device)
+    arena = Arena(Layout.of([(WeightSpec(slot="w", stored=("w",), shape=ref.shape), ref)]), FakeDevice())
     told: list[int] = []
-
     loading = Loading(checkpoint, arena, threads=1, patience=PATIENCE, progress=told.append)
-    loading.wait()
-
-    assert bytes(arena.tensor("w").tolist()) == values
-    assert told[-1] == max(told) == loading.total
+    yield folder, arena, loading, told
     folder.go.set()
     loading.close()
     arena.close()
+
+
+def test_a_gpu_load_reads_the_chunk_again_into_another_buffer(
+    gpu: tuple[StuckFolder, Arena, Loading, list[int]],
+) -> None:
+    _, arena, loading, told = gpu
+    loading.wait()
+    assert bytes(arena.tensor("w").tolist()) == VALUES
+    assert told[-1] == max(told) == loading.total
+
+
+def test_a_gpu_load_waits_for_the_next_reader_although_the_first_comes_back_before_it_begins(
+    gpu: tuple[StuckFolder, Arena, Loading, list[int]],
+) -> None:
+    folder, arena, loading, _ = gpu
+    first = [thread for thread in threading.enumerate() if thread.name.startswith("reader-")]
+
+    class BetweenTheTwo(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            """The warning is written when the chunk is the next reader's, and before that one starts."""
+            folder.go.set()
+            for thread in first:
+                thread.join(0.5)
+
+    handler, logger = BetweenTheTwo(), logging.getLogger("hotstart.storage")
+    logger.addHandler(handler)
+    try:
+        loading.wait()
+    finally:
+        logger.removeHandler(handler)
+    assert bytes(arena.tensor("w").tolist()) == VALUES

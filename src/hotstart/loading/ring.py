@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 
@@ -210,6 +210,9 @@ class Loading:
             with self._flow.reading(chunk.nbytes):
                 lead = self._bring(work, slot)
             if lead is None:
+                # Whoever waits for the load must find either this thread or the one that goes on.
+                while not (work.taken_over.wait(0.1) or self._stop.is_set()):
+                    pass
                 return
             for copy in chunk.copies:
                 device.copy(copy.dst, slot.buffer.address + lead + copy.at, copy.nbytes, stream)
@@ -276,16 +279,18 @@ class Loading:
 
     def _take_over(self, work: _Work, offset: int, attempt: int) -> None:
         """Read a chunk again whose reader hangs: on another thread, descriptor and buffer."""
+        thread = threading.Thread(
+            target=self._read_again, args=(work, attempt), name="reader-again", daemon=True
+        )
         with self._lock:
-            if work.thread is not None:
-                self._hanging.add(work.thread)
             if work.slot in self._slots:
                 self._slots.remove(work.slot)  # the kernel may still write there: it is never given back
-            thread = threading.Thread(
-                target=self._read_again, args=(work, attempt), name="reader-again", daemon=True
-            )
+            # It runs before the other counts as hanging: the load has not ended in between.
+            thread.start()
             self._threads.append(thread)
-        thread.start()
+            if work.thread is not None:
+                self._hanging.add(work.thread)
+        work.taken_over.set()
 
     def _read_again(self, work: _Work, attempt: int) -> None:
         # Where storage gives nothing, opening a file may take for ever too.
@@ -361,6 +366,7 @@ class _Work:
     """Bytes of it that the tally has."""
     thread: threading.Thread | None = None
     slot: _Slot | None = None
+    taken_over: threading.Event = field(default_factory=threading.Event)
 
 
 def plan_chunks(
