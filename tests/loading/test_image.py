@@ -276,23 +276,6 @@ def refuse_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_module.mmap, "mmap", mmap_)
 
 
-def test_file_system_without_direct_reads_is_read_through_the_page_cache(
-    disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint = write_large(disk)
-    cold(checkpoint)
-    refuse_direct(monkeypatch)
-    image = Image(checkpoint)
-    assert image.choices[0].strategy == "buffered"
-    assert re.fullmatch(
-        r"buffered \(\S+ mounted at /\S* has no direct reads \(O_DIRECT\)\)", image.describe()
-    )
-    image.start()
-    image.wait()
-    path = checkpoint.files[0].path
-    assert image.memory(0)[: checkpoint.files[0].size] == Path(path).read_bytes()
-
-
 def test_file_system_without_maps_is_read(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = write_large(disk)
     refuse_maps(monkeypatch)
@@ -316,19 +299,15 @@ def test_ordered_strategy_does_not_fall_back(disk: Path, monkeypatch: pytest.Mon
         Image(checkpoint, strategy="map")
 
 
-def test_resident_file_is_mapped_and_a_cold_one_read_past_the_page_cache(disk: Path) -> None:
+def test_file_of_a_local_disk_is_mapped_and_read_ahead_where_it_is_cold(disk: Path) -> None:
     checkpoint = write_large(disk)
     file = checkpoint.files[0]
     warm = choose(file)
-    assert (warm.strategy, warm.reason) == ("map", "100% resident in the page cache")
+    assert (warm.strategy, warm.reason, warm.rival) == ("map", "100% resident in the page cache", "")
     cold(checkpoint)
     chosen = choose(file)
-    assert chosen.strategy == "direct"
-    assert chosen.reason.startswith("0% resident in the page cache")
-    image = Image(checkpoint)
-    image.start()
-    image.wait()
-    assert resident_fraction(file.path) == 0, "the page cache stays as it was"
+    assert (chosen.strategy, chosen.rival) == ("map", "direct")
+    assert chosen.reason == "0% resident in the page cache; the rest is read ahead into it"
 
 
 @pytest.mark.parametrize(("available", "left"), [(1, False), (10, True)])
@@ -347,13 +326,13 @@ def test_where_memory_is_tight_a_cold_file_leaves_no_second_copy_in_the_page_cac
     assert image.memory(0)[: file.size] == Path(file.path).read_bytes()
 
 
-def test_file_of_unknown_residency_is_read_through_the_page_cache(
+def test_file_of_unknown_residency_is_mapped_and_never_read_past_the_page_cache(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = write_large(disk)
     monkeypatch.setattr(choice_module, "resident_fraction", lambda path: None)
     chosen = choose(checkpoint.files[0])
-    assert (chosen.strategy, chosen.resident) == ("buffered", 0.0)
+    assert (chosen.strategy, chosen.known, chosen.rival) == ("map", False, "")
 
 
 def test_memory_file_system_is_mapped() -> None:

@@ -1,4 +1,4 @@
-"""Direct or buffered reads: what a few samples decide."""
+"""Which of two ways brings more: what a few samples decide."""
 
 from __future__ import annotations
 
@@ -9,55 +9,71 @@ from hotstart.loading.trial import Trial
 MIB = 1 << 20
 
 
-def answer(trial: Trial, direct: float, buffered: float) -> list[str]:
-    """One round of samples that take this many seconds; returns how they were read."""
+def answer(trial: Trial, steps: int, map: float, direct: float) -> list[str]:
+    """Steps that take this many seconds, one after the other; returns how they were read."""
     ways = []
-    for _ in range(8):
-        way, sample = trial.next()
-        assert sample
+    for _ in range(steps):
+        way, turn = trial.next()
         ways.append(way)
-        trial.took(way, MIB, direct if way == "direct" else buffered)
+        if turn is not None:
+            trial.took(turn, MIB, map if way == "map" else direct)
     return ways
 
 
-def test_steps_are_read_both_ways_in_turn() -> None:
-    assert answer(Trial(warm_up=0), 1.0, 1.0) == ["direct", "buffered"] * 4
-
-
 def test_the_first_steps_are_no_samples() -> None:
-    trial = Trial(warm_up=2)
-    assert [trial.next() for _ in range(3)] == [("direct", False), ("direct", False), ("direct", True)]
+    trial = Trial("map", "direct", readers=3)
+    assert [trial.next() for _ in range(3)] == [("map", None)] * 3
 
 
-def test_steps_between_the_samples_and_the_verdict_are_read_directly() -> None:
-    trial = Trial(warm_up=0)
-    for _ in range(8):
+def test_ways_take_turns_and_the_steps_beside_the_turn_before_do_not_count() -> None:
+    trial = Trial("map", "direct", readers=2)
+    steps = [trial.next() for _ in range(18)]
+    assert steps[2:6] == [("map", None)] * 2 + [("map", 0)] * 2
+    assert steps[6:10] == [("direct", None)] * 2 + [("direct", 1)] * 2
+    assert [turn for _, turn in steps[10:]] == [None, None, 2, 2, None, None, 3, 3]
+
+
+def test_steps_between_the_samples_and_the_verdict_are_read_in_the_usual_way() -> None:
+    trial = Trial("map", "direct", readers=1)
+    for _ in range(9):
         trial.next()
-    assert trial.next() == ("direct", False)
+    assert trial.next() == ("map", None)
 
 
-@pytest.mark.parametrize(("direct", "buffered"), [(1.0, 3.0), (1.0, 1.0), (1.0, 0.9)])
-def test_one_round_confirms_direct_reads_unless_buffered_ones_are_clearly_faster(
-    direct: float, buffered: float
-) -> None:
-    trial = Trial(warm_up=0)
-    answer(trial, direct, buffered)
-    assert trial.verdict == "direct"
-    assert trial.next() == ("direct", False)
+@pytest.mark.parametrize("direct", [3.0, 1.0, 0.9])
+def test_one_round_confirms_the_usual_way_unless_its_rival_is_clearly_faster(direct: float) -> None:
+    trial = Trial("map", "direct", readers=2)
+    ways = answer(trial, 20, 1.0, direct)
+    assert trial.verdict == "map"
+    assert ways.count("direct") == 4
+    assert trial.next() == ("map", None)
 
 
-def test_buffered_reads_must_win_twice() -> None:
-    trial = Trial(warm_up=0)
-    answer(trial, 2.0, 1.0)
+def test_the_rival_must_win_twice() -> None:
+    trial = Trial("map", "direct", readers=2)
+    answer(trial, 17, 2.0, 1.0)
     assert trial.verdict == ""
-    answer(trial, 2.0, 1.0)
-    assert trial.verdict == "buffered"
-    assert trial.next() == ("buffered", False)
-    assert str(trial) == "direct 524 kB/s a reader against buffered 1.05 MB/s, measured on 16.8 MB"
+    answer(trial, 1, 2.0, 1.0)
+    assert trial.verdict == "direct"
+    assert trial.next() == ("direct", None)
 
 
 def test_a_hiccup_in_one_round_changes_nothing() -> None:
-    trial = Trial(warm_up=0)
-    answer(trial, 5.0, 1.0)
-    answer(trial, 1.0, 1.0)
-    assert trial.verdict == "direct"
+    trial = Trial("map", "direct", readers=2)
+    answer(trial, 10, 5.0, 1.0)
+    answer(trial, 8, 1.0, 1.0)
+    assert trial.verdict == "map"
+
+
+def test_samples_that_come_late_change_no_verdict() -> None:
+    trial = Trial("map", "direct", readers=1)
+    answer(trial, 5, 1.0, 1.0)
+    assert trial.verdict == "map"
+    assert not trial.took(1, MIB, 0.001)
+    assert trial.verdict == "map"
+
+
+def test_what_was_measured_is_told() -> None:
+    trial = Trial("map", "direct", readers=1)
+    answer(trial, 9, 0.004, 0.002)
+    assert str(trial) == "map 262 MB/s a reader, direct 524 MB/s, measured on 4.19 MB"

@@ -22,7 +22,8 @@ MODEL = Positional(
     "MODEL",
     to="model.model",
     names=("--model",),
-    help="a directory (starts with /, . or ~), an address (s3://, gs://, az://, https://) or a name on the hub",
+    help="a directory (starts with /, . or ~), an address (s3://, gs://, az://, https://) or a name on "
+    "the hub",
     only_one="Start one server for each model, each with its own --port: one server serves one model",
 )
 

@@ -28,17 +28,35 @@ class Choice(Struct, frozen=True):
     reason: str
     resident: float
     """Share of the file in the page cache, 0 to 1."""
+    known: bool = True
+    """Whether the kernel tells that share; else it is given as 0."""
     ordered: bool = False
     """By the user: then there is no falling back."""
     network: bool = False
     """Each reader has a descriptor of its own, and there are more of them."""
+    kept: bool = False
+    """What is read is to stay in the page cache."""
     mount: Mount | None = None
     """What the file lies on; None: an object store, or unknown."""
 
     @property
-    def is_cold(self) -> bool:
-        """Whether the file comes from its device, in whichever of two ways proves faster."""
-        return not self.ordered and self.strategy == "direct" and self.resident < COLD
+    def rival(self) -> str:
+        """Another way, where it may prove faster for bytes that come from their device; empty: none."""
+        if self.ordered or self.kept or not self.known or self.resident >= COLD:
+            return ""
+        if self.strategy == "direct":
+            return "buffered"
+        return "" if self.network or self.strategy == "ranges" else "direct"
+
+    @property
+    def kind(self) -> str:
+        """What has a rate of its own: mapping resident pages is not reading them from their device."""
+        return "map, read ahead" if self.reads_ahead else self.strategy
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether a file that is mapped must be read for it, or may have to be."""
+        return self.strategy == "map" and self.resident < RESIDENT
 
     def buffered(self, why: str) -> Choice:
         """Through the page cache instead, for the file system has shown ``why`` not otherwise."""
@@ -63,10 +81,12 @@ def choose_for_gpu(
     choices = choose_all(files, strategy)
     for number, choice in enumerate(choices):
         if choice.strategy == "map":
-            choices[number] = structs.replace(choice, strategy="buffered")
-        elif choice.strategy == "direct" and again and not choice.ordered:
-            reason = "what is read again for its digest stays in the page cache"
-            choices[number] = structs.replace(choice, strategy="buffered", reason=reason)
+            choices[number] = choice = structs.replace(choice, strategy="buffered")
+        if again and choice.strategy != "ranges" and not choice.ordered:
+            reason = choice.reason
+            if choice.strategy == "direct":
+                reason = "what is read again for its digest stays in the page cache"
+            choices[number] = structs.replace(choice, strategy="buffered", reason=reason, kept=True)
     return choices
 
 
@@ -78,35 +98,33 @@ def choose(file: ShardFile, strategy: str = "auto", mounts: Mounts | None = None
     """
     if not os.path.isabs(file.path):
         return Choice("ranges", "an object store is read by ranges, straight into memory", 0.0)
-    known = resident_fraction(file.path)
+    told = resident_fraction(file.path)
     mount = (Mounts() if mounts is None else mounts).of(file.path)
+    known, resident = told is not None, told or 0.0
+    if mount is not None and mount.memory:
+        known, resident = True, 1.0
     network = mount is None or mount.network
-    resident = 0.0 if known is None else known
     if strategy != "auto":
         way, reason = strategy, "as ordered by --read-strategy"
-    else:
-        way, reason, resident = _by_medium(mount, known)
-    return Choice(way, reason, resident, ordered=strategy != "auto", network=network, mount=mount)
-
-
-def _by_medium(mount: Mount | None, known: float | None) -> tuple[str, str, float]:
-    """Strategy, reason and share in the page cache, of which ``known`` is what the kernel tells."""
-    resident = 0.0 if known is None else known
-    if mount is None:
-        return "buffered", "an unknown file system gets large ordered reads", resident
-    if mount.network:
+    elif mount is None:
+        way, reason = "buffered", "an unknown file system gets large ordered reads"
+    elif mount.network:
         # FUSE gets them only past the page cache, through which the kernel asks for 128 KiB at a time.
-        past = mount.fuse and known is not None and resident < RESIDENT
-        return "direct" if past else "buffered", f"{mount.fs_type} gets large ordered reads", resident
+        past = mount.fuse and known and resident < RESIDENT
+        way, reason = "direct" if past else "buffered", f"{mount.fs_type} gets large ordered reads"
+    else:
+        way, reason = "map", _why_map(mount, known, resident)
+    return Choice(way, reason, resident, known, ordered=strategy != "auto", network=network, mount=mount)
+
+
+def _why_map(mount: Mount, known: bool, resident: float) -> str:
+    """The reason for files of this machine, which lie in the page cache, or will for the next start."""
     if mount.memory:
-        return "map", f"{mount.fs_type} is memory already", 1.0
-    if known is None:
-        # Past the page cache, a file that lies there whole would be read from its device.
-        return "buffered", "the kernel does not tell this user what is resident", resident
-    if resident >= RESIDENT:
-        return "map", f"{resident:.0%} resident in the page cache", resident
-    how = "reading past it saves a copy" if resident < COLD else "that is copied, the rest read past it"
-    return "direct", f"{resident:.0%} resident in the page cache; {how}", resident
+        return f"{mount.fs_type} is memory already"
+    if not known:
+        return "the kernel does not tell this user what is resident; what is not is read ahead"
+    share = f"{resident:.0%} resident in the page cache"
+    return share if resident >= RESIDENT else f"{share}; the rest is read ahead into it"
 
 
 def describe(choices: Iterable[Choice]) -> str:

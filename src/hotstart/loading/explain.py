@@ -58,17 +58,18 @@ class Plan(Struct, frozen=True):
 
     @property
     def groups(self) -> dict[tuple[str, str], list[FilePlan]]:
-        """The files by medium and strategy."""
+        """The files by medium and :attr:`~hotstart.loading.choice.Choice.kind`."""
         found: dict[tuple[str, str], list[FilePlan]] = {}
         for each in self.files:
-            found.setdefault((each.medium, each.choice.strategy), []).append(each)
+            found.setdefault((each.medium, each.choice.kind), []).append(each)
         return found
 
     @property
     def is_pure(self) -> bool:
         """Whether all bytes come from one medium: what the page cache has of a file comes from there."""
         return len(self.groups) == 1 and all(
-            each.choice.strategy == "map" or each.choice.resident < _COLD for each in self.files
+            each.choice.kind == "map" or (each.choice.known and each.choice.resident < _COLD)
+            for each in self.files
         )
 
 
@@ -109,11 +110,11 @@ def _medium(choice: Choice, store: str) -> str:
 
 def lines(plan: Plan, rates: Sequence[Rate | Probe], *, files: bool = True) -> Iterator[tuple[str, str]]:
     """Topic and text of each line. ``rates``: what each of :attr:`Plan.groups` is expected to bring."""
-    for (medium, strategy), members in plan.groups.items():
+    for (medium, _), members in plan.groups.items():
         size = format_size(sum(each.file.size for each in members))
         yield "medium", f"{count(len(members), 'file')}, {size}: {medium}"
         for reason in dict.fromkeys(each.choice.reason for each in members):
-            yield "strategy", f"{strategy}: {reason}"
+            yield "strategy", f"{members[0].choice.strategy}: {reason}"
     if files:
         for each in plan.files:
             name = os.path.basename(each.file.path)
@@ -126,8 +127,9 @@ def lines(plan: Plan, rates: Sequence[Rate | Probe], *, files: bool = True) -> I
 def short(plan: Plan, rates: Sequence[Rate | None]) -> str:
     """One line for the log of a start, which does not probe: expected seconds only from earlier starts."""
     ways = ", ".join(
-        f"{count(len(members), 'file')} {strategy} from {medium} ({members[0].choice.reason})"
-        for (medium, strategy), members in plan.groups.items()
+        f"{count(len(members), 'file')} {choice.strategy} from {medium} ({choice.reason})"
+        for (medium, _), members in plan.groups.items()
+        for choice in (members[0].choice,)
     )
     known = [rate for rate in rates if rate is not None]
     text = f"{ways}; {_reads(plan)}"
@@ -160,10 +162,13 @@ def _memory(plan: Plan) -> str:
             f"({ring.threads} x {ring.buffers} x {format_size(ring.buffer_bytes)}){bound}; {free}"
         )
     mapped = sum(each.file.size for each in plan.files if each.choice.strategy == "map")
-    parts = [f"{format_size(plan.nbytes - mapped)} read where they stay, no staging"]
+    parts = []
+    if mapped < plan.nbytes:
+        parts.append(f"{format_size(plan.nbytes - mapped)} read where they stay, no staging")
     if mapped:
         parts.append(f"{format_size(mapped)} mapped, shared with the page cache")
-    if memory.available < ROOMY * plan.nbytes:
+    copied = any(each.choice.strategy == "buffered" for each in plan.files)
+    if copied and memory.available < ROOMY * plan.nbytes:
         parts.append("pages of the page cache are dropped once they are read")
     return "; ".join([*parts, free])
 

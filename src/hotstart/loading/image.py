@@ -1,11 +1,12 @@
 """Weights on CPU: each file's bytes at their own offsets, mapped or read into memory. Torch-free.
 
-Safetensors bytes are final, so a tensor is a view of its file's image. A file whose pages are
-resident is mapped: nothing is read, and a thread enters the pages into the page table while
-imports run. A file that must come from a device is read into memory congruent to it, in parallel
-and past the page cache where the file system allows it, unless the first steps of a large load
-come faster through it (:mod:`hotstart.loading.trial`). Steps that lie in the page cache already
-are copied from there.
+Safetensors bytes are final, so a tensor is a view of its file's image. A file of a local disk is
+mapped. Where its pages are resident nothing is read: threads enter them into the page table while
+imports run. Where they are not, the threads ask for them some steps ahead, so that the device is
+never idle: nothing is copied, no memory is cleared only to be overwritten, and the next start finds
+the pages. If the first steps of a large load come clearly faster past the page cache
+(:mod:`hotstart.loading.trial`), the others are read that way, into memory laid over the mapping. Files
+of other file systems are read into memory congruent to them.
 
 While ``import torch`` runs, no call may hold the memory-map lock for long, or dlopen waits: every
 step covers at most :data:`STEP` bytes (measured: one call over the whole range makes the import
@@ -23,26 +24,30 @@ import threading
 import time
 from collections.abc import Callable
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from hotstart.checkpoint.base import Checkpoint, ShardFile
 from hotstart.checkpoint.folder import Folder
 from hotstart.device import host
-from hotstart.errors import StorageError
-from hotstart.loading.choice import COLD, RESIDENT, ROOMY, Choice, choose_all, describe, in_flight
+from hotstart.errors import EngineError, StorageError
+from hotstart.loading.choice import ROOMY, Choice, choose_all, describe, in_flight
 from hotstart.loading.flow import Flow
 from hotstart.loading.follower import Follower, Nobody
+from hotstart.loading.opened import Opened, begin_trial
 from hotstart.loading.pace import Pace
 from hotstart.loading.tally import LoadReport, Tally
-from hotstart.loading.trial import TRIAL_FROM, Trial
 from hotstart.loading.watch import Watch
-from hotstart.storage.residency import resident_fraction
-from hotstart.storage.source import FileSource, ReadCancelled, Source
+from hotstart.storage.source import ReadCancelled
+from hotstart.units import format_size
 
 STEP = 8 << 20
-_MADV_POPULATE_READ = 22
+_AHEAD = 4
+"""Steps between the one that is entered into the page table and the one that is asked for."""
+_MADV_POPULATE_READ, _MAP_FIXED = 22, 0x10
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.mmap.restype = ctypes.c_void_p
 
 
 class Image:
@@ -77,9 +82,9 @@ class Image:
         ]
         if host.memory().available < ROOMY * self.total:
             for each in self._files:
-                each.drop_behind()
+                each.opened.drop_behind()
         self._steps = self._plan()
-        distant = any(file.choice.strategy == "ranges" for file in self._files)
+        distant = any(file.opened.choice.strategy == "ranges" for file in self._files)
         self._pace = Pace(STEP, distant=distant)
         first, most = in_flight(self.choices, readers)
         self._flow = Flow(first, min(most, len(self._steps))) if distant else Flow.of_files()
@@ -91,8 +96,7 @@ class Image:
         self._ended = threading.Event()
         """All is there, or a reader failed, or none is left."""
         self._watch: Watch[_Step] = Watch(patience, self._take_over, self._fail)
-        cold = sum(file.size for file in self._files if file.is_cold)
-        self._trial = Trial(warm_up=len(self._threads)) if cold >= TRIAL_FROM else None
+        self._trial = begin_trial([file.opened for file in self._files], len(self._threads))
         self._when_done: Callable[[LoadReport], None] = lambda report: None
         self._closed = False
         self._follower: Follower = Nobody()
@@ -112,7 +116,7 @@ class Image:
     @property
     def choices(self) -> list[Choice]:
         """For each file, how it is brought in and why."""
-        return [file.choice for file in self._files]
+        return [file.opened.choice for file in self._files]
 
     def wait(self) -> LoadReport:
         """Block until every byte is there; raises the first error of a reader, or ReadCancelled."""
@@ -124,7 +128,7 @@ class Image:
             raise ReadCancelled(self.checkpoint.path)
         for file in self._files:
             if not self._closed:
-                file.source.verify()
+                file.opened.verify()
         return self._tally.report()
 
     def describe(self) -> str:
@@ -140,11 +144,11 @@ class Image:
         if not self._closed:
             self._closed = True
             for file in self._files:
-                file.close()
+                file.opened.close()
 
     def is_mapped(self, file: int) -> bool:
         """Whether the file's pages, once released, come back when they are touched."""
-        return self._files[file].choice.strategy == "map"
+        return self._files[file].is_mapped
 
     def release(self, file: int, offset: int, nbytes: int) -> None:
         """Give back the whole pages inside a range that nobody reads any more."""
@@ -170,7 +174,7 @@ class Image:
             for file in self._files
             for offset in range(0, file.size, STEP)
         ]
-        steps.sort(key=lambda step: step.file.choice.strategy == "map")
+        steps.sort(key=lambda step: step.file.opened.choice.strategy == "map")
         steps.reverse()
         return steps
 
@@ -191,20 +195,30 @@ class Image:
                 if not self._steps:
                     return False
                 step = self._steps.pop()
+                later = self._steps[-_AHEAD] if len(self._steps) >= _AHEAD else None
+            if later is not None and (self._trial is None or self._trial.verdict):
+                later.file.expect(later.offset, later.end - later.offset)
             self._bring(step)
         return True
 
     def _bring(self, step: _Step) -> None:
         """Bring a step into memory, in reads that the storage answers in a fraction of a second."""
-        file, way, sample = step.file, step.file.choice.strategy, False
-        if self._trial is not None and file.is_cold:
-            way, sample = self._trial.next()
-        elif file.in_page_cache(step.offset, step.end - step.offset):
-            way = "buffered"
-        seconds = self._fill(step, step.offset, way)
-        if sample and self._trial is not None and self._trial.took(way, step.end - step.offset, seconds):
+        opened, trial, turn = step.file.opened, self._trial, None
+        way = opened.way(step.offset, step.end - step.offset)
+        if trial is not None and opened.tried:
+            way, turn = trial.next()
+        if way == "map":
+            step.file.expect(step.offset, step.end - step.offset)
+        try:
+            seconds = self._fill(step, step.offset, way)
+        except StorageError:
+            # Disks of large blocks refuse. If it is the file that is at fault, so does the other way.
+            if way != "direct" or not opened.refuse():
+                raise
+            seconds, turn = self._fill(step, step.offset, "buffered"), None
+        if trial is not None and turn is not None and trial.took(turn, step.end - step.offset, seconds):
             for each in self._files:
-                each.heed(self._trial)
+                each.opened.heed(trial)
 
     def _fill(self, step: _Step, offset: int, way: str, *, attempt: int = 1) -> float:
         """Returns the seconds spent reading."""
@@ -212,7 +226,7 @@ class Image:
         # What is read by ranges of an object has a patience of its own.
         reading = None
         if way != "ranges":
-            reading = self._watch.begin(step, file.source.name, offset, attempt=attempt)
+            reading = self._watch.begin(step, file.opened.name, offset, attempt=attempt)
         try:
             while offset < step.end and not self._cancel.is_set():
                 part = min(self._pace.length, step.end - offset)
@@ -243,7 +257,7 @@ class Image:
         def run() -> None:
             try:
                 # Where storage gives nothing, opening a file may take for ever too.
-                opening = self._watch.begin(step, step.file.source.name, offset, attempt=attempt)
+                opening = self._watch.begin(step, step.file.opened.name, offset, attempt=attempt)
                 file = step.file.again()
                 self._watch.finish(opening)
                 self._fill(_Step(file, offset, step.end), offset, "buffered", attempt=attempt)
@@ -284,120 +298,82 @@ class _Step(Struct, frozen=True):
 
 
 class _File:
-    """One file's image and the source that fills it."""
+    """One file's image, and the file."""
 
     def __init__(self, number: int, folder: Folder, file: ShardFile, choice: Choice) -> None:
         self.number = number
         self.size = file.size
-        self._folder = folder
-        self._file = file
-        self.choice = choice
-        self.source = self._open()
-        self.is_cold = self.choice.is_cold
-        self._cached = self.source
-        if self.choice.strategy == "direct" and not choice.ordered:
-            self._cached = folder.source(file)
-        self._spread()
+        self.opened = Opened(folder, file, choice)
+        self.is_mapped = False
+        """Whether pages that are released come back with the file's bytes."""
         self.memory = self._map() if choice.strategy == "map" else self._allocate()
-        self._view = memoryview(self.memory)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        whole = -(-self.size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._view = memoryview((ctypes.c_ubyte * whole).from_address(self._address)).cast("B")
+        self._over_mapping = self.is_mapped
 
     def fill(self, offset: int, length: int, way: str, cancel: threading.Event) -> None:
         """Bring ``length`` bytes at ``offset`` (a multiple of the page size) into memory.
 
-        ``way`` is a strategy: the file's own, or ``buffered`` for one that is read directly.
+        ``way`` is a strategy: the file's own, or another one that it also can.
         """
         if way == "map":
             self._populate(offset, length)
             return
-        source = self.source if way == "direct" else self._cached
-        end = min(offset + -(-length // source.align) * source.align, len(self._view))
+        source = self.opened.source(way)
+        pages = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self._over_mapping:
+            self._lay_over(offset, pages)
+        end = offset + (length if source.align == 1 else pages)
         source.read_into(self._view[offset:end], offset, cancel)
 
-    def drop_behind(self) -> None:
-        """Keep no second copy of what is read in the page cache, unless it was there before."""
-        if self.choice.resident < COLD:
-            for source in {self.source, self._cached}:
-                if isinstance(source, FileSource):
-                    source.drops_behind = True
+    def expect(self, offset: int, length: int) -> None:
+        """Let the kernel begin to read a range that will be entered into the page table."""
+        if self.opened.choice.reads_ahead and self.is_mapped:
+            self.opened.read_ahead(offset, length)
 
     def again(self) -> _File:
-        """The same memory, filled through a descriptor of its own."""
+        """The same memory, filled through descriptors of its own."""
         other = copy.copy(self)
-        other.source = other._cached = self._folder.source(self._file)
-        other._spread()
+        other.opened = self.opened.again()
         return other
-
-    def _spread(self) -> None:
-        """Give each reader a descriptor of its own where that may bring more."""
-        for source in {self.source, self._cached}:
-            if isinstance(source, FileSource):
-                source.descriptor_for_each_reader = self.choice.network
-
-    def in_page_cache(self, offset: int, length: int) -> bool:
-        """Whether a range of a file that is read directly need not come from the device."""
-        if self._cached is self.source or self.choice.resident < COLD:
-            return False
-        assert isinstance(self.source, FileSource)
-        return (resident_fraction(self.source.fileno(), offset, length) or 0.0) >= RESIDENT
-
-    def heed(self, trial: Trial) -> None:
-        """Take the verdict as this file's choice, if it is one of those that were tried."""
-        if self.is_cold:
-            reason = f"{self.choice.resident:.0%} resident in the page cache; {trial}"
-            self.choice = structs.replace(self.choice, strategy=trial.verdict, reason=reason)
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        self.source.close()
-        if self._cached is not self.source:
-            self._cached.close()
 
     def _populate(self, offset: int, length: int) -> None:
         """Enter pages into the page table; one that cannot be had is an error here and a SIGBUS later."""
         if _libc.madvise(self._address + offset, length, _MADV_POPULATE_READ) == 0:
             return
         code = ctypes.get_errno()
-        self.source.verify()
+        self.opened.verify()
         if code != errno.EINVAL:
             raise StorageError(
-                f"{self.source.name} cannot be read at byte {offset}: {os.strerror(code)}",
+                f"{self.opened.name} cannot be read at byte {offset}: {os.strerror(code)}",
                 advice="Look for the device's errors in the kernel log (dmesg)",
             )
         # Older than Linux 5.14: touch one byte of each page instead.
         bytes(self._view[offset : offset + length : mmap.PAGESIZE])
 
-    def _open(self) -> Source:
-        if self.choice.strategy == "direct":
-            try:
-                return self._folder.source(self._file, direct=True)
-            except StorageError as error:
-                self._fall_back(error, "has no direct reads (O_DIRECT)")
-        return self._folder.source(self._file)
+    def _lay_over(self, offset: int, length: int) -> None:
+        """Put empty memory in the place of a part of the mapping; writing there would read it first."""
+        self.is_mapped = False
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        at = _libc.mmap(self._address + offset, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        if at != self._address + offset:
+            why = os.strerror(ctypes.get_errno())
+            raise EngineError(
+                f"No memory for {format_size(length)} of {self.opened.name}: {why}",
+                advice="Use --read-strategy map, which takes none",
+            )
 
     def _map(self) -> mmap.mmap:
         try:
-            assert isinstance(self.source, FileSource)
-            # Private and writable: torch warns about memory that it must not write.
-            return mmap.mmap(
-                self.source.fileno(), self.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
-            )
+            memory = self.opened.map()
         except OSError as error:
-            self._fall_back(
-                StorageError(
-                    f"{self.source.name} cannot be mapped: {error.strerror}",
-                    advice="Use --read-strategy buffered",
-                ),
-                f"cannot be mapped: {error.strerror}",
-            )
+            self.opened.refuse_map(error)
             return self._allocate()
-
-    def _fall_back(self, error: StorageError, why: str) -> None:
-        """Read through the page cache instead, unless the user asked for the other."""
-        if self.choice.ordered:
-            raise error
-        self.choice = self.choice.buffered(why)
+        self.is_mapped = True
+        return memory
 
     def _allocate(self) -> mmap.mmap:
-        size = -(-self.size // self.source.align) * self.source.align
+        # Whole pages: a direct read of the file's last bytes takes all of the last one.
+        size = -(-self.size // mmap.PAGESIZE) * mmap.PAGESIZE
         return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+
 from msgspec import structs
 
 from hotstart.checkpoint.base import ShardFile
 from hotstart.checkpoint.folder import Folder
 from hotstart.errors import StorageError
 from hotstart.loading.choice import COLD, RESIDENT, Choice
-from hotstart.loading.trial import Trial
+from hotstart.loading.trial import TRIAL_FROM, Trial
 from hotstart.storage.residency import resident_fraction
 from hotstart.storage.source import DIRECT_ALIGN, FileSource, Source
 
@@ -16,7 +21,7 @@ from hotstart.storage.source import DIRECT_ALIGN, FileSource, Source
 class Opened:
     """``choice`` changes when the file system refuses it, or when the other way proves faster.
 
-    A ``way`` is ``direct``, ``buffered`` or ``ranges``.
+    A ``way`` is ``map``, ``direct``, ``buffered`` or ``ranges``.
     """
 
     def __init__(self, folder: Folder, file: ShardFile, choice: Choice) -> None:
@@ -25,17 +30,18 @@ class Opened:
         self.size = file.size
         self._folder, self._file = folder, file
         self._direct: Source | None = None
-        if choice.strategy == "direct":
+        if "direct" in (choice.strategy, choice.rival):
             try:
                 self._direct = folder.source(file, direct=True)
             except StorageError:
                 if choice.ordered:
                     raise
-                self.choice = choice.buffered("has no direct reads (O_DIRECT)")
+                if choice.strategy == "direct":
+                    self.choice = choice.buffered("has no direct reads (O_DIRECT)")
         only_directly = self._direct is not None and choice.ordered
         self._cached = self._direct if only_directly and self._direct is not None else folder.source(file)
         self.name = self._cached.name
-        self.tried = self.choice.is_cold
+        self.tried = self._direct is not None and bool(self.choice.rival)
         """Whether a trial of both ways concerns it."""
         for source in self._sources():
             if isinstance(source, FileSource):
@@ -59,9 +65,31 @@ class Opened:
         """A direct read has failed: whether the file may be read through the page cache instead."""
         if self._cached is self._direct:
             return False
-        self.choice = self.choice.buffered("refuses direct reads into this memory")
+        if self.choice.strategy == "direct":
+            self.choice = self.choice.buffered("refuses direct reads into this memory")
         self.tried = False
         return True
+
+    def map(self) -> mmap.mmap:
+        """The file's bytes as memory, private to this process. Raises OSError."""
+        # Writable: torch warns about memory that it must not write.
+        assert isinstance(self._cached, FileSource)
+        return mmap.mmap(self._cached.fileno(), self.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def refuse_map(self, error: OSError) -> None:
+        """It cannot be mapped: read it through the page cache instead. Raises StorageError for an order."""
+        if self.choice.ordered:
+            raise StorageError(
+                f"{self.name} cannot be mapped: {error.strerror}", advice="Use --read-strategy buffered"
+            )
+        self.choice = self.choice.buffered(f"cannot be mapped: {error.strerror}")
+        self.tried = False
+
+    def read_ahead(self, offset: int, length: int) -> None:
+        """Let the kernel begin to bring a range into the page cache."""
+        assert isinstance(self._cached, FileSource)
+        with suppress(OSError):  # a file system that does not read ahead reads when it must
+            os.posix_fadvise(self._cached.fileno(), offset, length, os.POSIX_FADV_WILLNEED)
 
     def heed(self, trial: Trial) -> None:
         """Take the verdict as this file's choice, if it is one of those that were tried."""
@@ -91,3 +119,16 @@ class Opened:
 
     def _sources(self) -> set[Source]:
         return {source for source in (self._direct, self._cached) if source is not None}
+
+
+def begin_trial(files: Sequence[Opened], readers: int) -> Trial | None:
+    """Of the two ways of most bytes, if they are worth it; the other files keep theirs."""
+    sizes: dict[tuple[str, str], int] = {}
+    for file in files:
+        if file.tried:
+            ways = file.choice.strategy, file.choice.rival
+            sizes[ways] = sizes.get(ways, 0) + file.size
+    most = max(sizes, key=lambda ways: sizes[ways], default=("", ""))
+    for file in files:
+        file.tried = file.tried and (file.choice.strategy, file.choice.rival) == most
+    return Trial(*most, readers=readers) if sizes.get(most, 0) >= TRIAL_FROM else None

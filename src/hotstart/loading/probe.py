@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -22,6 +23,7 @@ from hotstart.storage.residency import resident_fraction
 from hotstart.storage.source import Source
 from hotstart.units import format_size
 
+_MADV_POPULATE_READ = 22
 _READ = 4 << 20
 _EACH = 2
 """Reads of each reader."""
@@ -37,15 +39,19 @@ class Probe(Struct, frozen=True):
     origin: str
 
 
-def probe(checkpoint: Checkpoint, files: Sequence[ShardFile], strategy: str, readers: int) -> Probe:
-    """Read a few megabytes of these files as the plan has it. Raises StorageError and ModelError."""
+def probe(checkpoint: Checkpoint, files: Sequence[ShardFile], kind: str, readers: int) -> Probe:
+    """Read a few megabytes of these files as the plan has it. Raises StorageError and ModelError.
+
+    ``kind``: see :attr:`~hotstart.loading.choice.Choice.kind`.
+    """
     readers = min(readers, _MOST)
-    ranges = list(_ranges(files, readers * _EACH, past_cache=strategy != "map"))
+    maps = kind.startswith("map")
+    ranges = list(_ranges(files, readers * _EACH, past_cache=kind != "map"))
     sources: dict[str, Source] = {}
     try:
         for file, _, _ in ranges:
             if file.path not in sources:
-                sources[file.path] = _open(checkpoint, file, direct=strategy == "direct")
+                sources[file.path] = _open(checkpoint, file, direct=kind == "direct")
         stop = threading.Event()
 
         def read(item: tuple[ShardFile, int, int]) -> int:
@@ -60,11 +66,8 @@ def probe(checkpoint: Checkpoint, files: Sequence[ShardFile], strategy: str, rea
             return length
 
         began = time.monotonic()
-        if strategy == "map":
-            done = sum(_touch(*item) for item in ranges)
-        else:
-            with ThreadPoolExecutor(readers) as pool:
-                done = sum(pool.map(read, ranges))
+        with ThreadPoolExecutor(readers) as pool:
+            done = sum(pool.map(_enter if maps else read, ranges))
         seconds = max(time.monotonic() - began, 1e-6)
     finally:
         for source in sources.values():
@@ -107,8 +110,16 @@ def _open(checkpoint: Checkpoint, file: ShardFile, *, direct: bool) -> Source:
     return checkpoint.folder.source(file)
 
 
-def _touch(file: ShardFile, offset: int, length: int) -> int:
-    with open(file.path, "rb") as opened:
-        with mmap.mmap(opened.fileno(), offset + length, access=mmap.ACCESS_READ) as memory:
-            bytes(memory[offset : offset + length])
+def _enter(item: tuple[ShardFile, int, int]) -> int:
+    """Map a range and have its pages entered into the page table, and read where they are not there."""
+    file, offset, length = item
+    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with mmap.mmap(fd, length, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=offset) as memory:
+            os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
+            with suppress(OSError):  # older than Linux 5.14
+                memory.madvise(_MADV_POPULATE_READ)
+            bytes(memory[:: mmap.PAGESIZE])
+    finally:
+        os.close(fd)
     return length

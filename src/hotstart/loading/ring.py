@@ -32,10 +32,9 @@ from hotstart.errors import EngineError, HotstartError, StorageError
 from hotstart.loading.arena import Arena
 from hotstart.loading.choice import Choice, choose_for_gpu, describe
 from hotstart.loading.flow import Flow
-from hotstart.loading.opened import Opened
+from hotstart.loading.opened import Opened, begin_trial
 from hotstart.loading.pace import Pace
 from hotstart.loading.tally import LoadReport, Tally
-from hotstart.loading.trial import TRIAL_FROM, Trial
 from hotstart.loading.watch import Watch
 from hotstart.storage.source import ReadCancelled, Source
 from hotstart.units import format_size
@@ -123,8 +122,7 @@ class Loading:
             threading.Thread(target=self._run, name=f"reader-{n}", daemon=True)
             for n in range(min(threads, len(self._chunks)))
         ]
-        cold = sum(chunk.nbytes for chunk in self._chunks if self._files[chunk.file].tried)
-        self._trial = Trial(warm_up=len(self._threads)) if cold >= TRIAL_FROM else None
+        self._trial = begin_trial(list(self._files.values()), len(self._threads))
         self._watch.start()
         for thread in self._threads:
             thread.start()
@@ -231,9 +229,9 @@ class Loading:
         """
         chunk, trial = work.chunk, self._trial
         file = self._files[chunk.file]
-        way, sample = file.way(chunk.offset, chunk.nbytes), False
+        way, turn = file.way(chunk.offset, chunk.nbytes), None
         if trial is not None and file.tried:
-            way, sample = trial.next()
+            way, turn = trial.next()
         work.thread, work.slot = threading.current_thread(), slot
         try:
             read = self._fill(work, slot, file.source(way))
@@ -242,11 +240,11 @@ class Loading:
             # file that is at fault, the error is that of the other way.
             if way != "direct" or not file.refuse():
                 raise
-            read, sample = self._fill(work, slot, file.source("buffered")), False
+            read, turn = self._fill(work, slot, file.source("buffered")), None
         if read is None:
             return None
         lead, seconds = read
-        if sample and trial is not None and trial.took(way, chunk.nbytes, seconds):
+        if turn is not None and trial is not None and trial.took(turn, chunk.nbytes, seconds):
             for each in self._files.values():
                 each.heed(trial)
         return lead

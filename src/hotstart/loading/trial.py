@@ -1,9 +1,9 @@
-"""Whether files come faster past the page cache or through it, found out by reading what is read anyway.
+"""Which of two ways brings more bytes from a device, found out by reading what is read anyway.
 
-A direct read saves a copy and lets the device see whole requests; on most disks it wins clearly. It
-loses where a layer below has a cache or reads ahead of its own. The first steps of a load are read
-one way and the other in turn, by readers that run side by side: both ways see the same device, the
-same competition and the same import beside them, and no reader waits for another.
+Past the page cache or through it: nothing tells but trying. How much a kernel reads ahead of a mapping,
+how far away the device is, what caches lie below: all of that matters. The first steps of a load are
+read in one way, the next in the other, twice. In turn, not side by side: on a device that is busy the
+way with the larger requests would take the other's share.
 """
 
 from __future__ import annotations
@@ -12,71 +12,76 @@ import threading
 
 from hotstart.units import format_rate, format_size
 
-WAYS = ("direct", "buffered")
-TRIAL_FROM = 256 << 20
+TRIAL_FROM = 512 << 20
 """Bytes; less is read before a comparison is worth anything."""
-_SAMPLES = 8
-"""Steps of a round, half of them each way."""
 _CLEARLY = 1.25
-"""Buffered reads must be this much faster, in two rounds one after the other: a hiccup is no reason."""
+"""The rival must be this much faster, in two rounds one after the other: a hiccup is no reason."""
+_ROUNDS = 2
 
 
 class Trial:
-    """Thread-safe. Steps that are no samples are read directly until the verdict is known.
+    """Thread-safe. Until there is a verdict, steps are read as :meth:`next` says."""
 
-    The first ``warm_up`` steps are no samples: reads begin small, and grow when they are fast.
-    """
-
-    def __init__(self, warm_up: int) -> None:
+    def __init__(self, usual: str, rival: str, *, readers: int) -> None:
+        """``readers``: steps in flight. Reads begin small: as many steps are no samples at all."""
+        self.ways = usual, rival
         self.verdict = ""
-        """``direct`` or ``buffered``; empty until it is known."""
+        """One of the ways; empty until it is known."""
+        self._readers = readers
         self._lock = threading.Lock()
-        self._to_warm_up = warm_up
-        self._to_ask = _SAMPLES
-        self._answers = 0
-        self._rounds = 0
-        self._bytes = dict.fromkeys(WAYS, 0)
-        self._seconds = dict.fromkeys(WAYS, 0.0)
-        self._total = dict.fromkeys(WAYS, (0, 0.0))
+        self._asked = 0
+        self._turns = [_Turn() for _ in range(2 * _ROUNDS)]
 
-    def next(self) -> tuple[str, bool]:
-        """How to read the next step, and whether it is a sample: then :meth:`took` must follow."""
+    def next(self) -> tuple[str, int | None]:
+        """How to read the next step, and the turn of which it is a sample: then :meth:`took` must follow."""
         with self._lock:
-            if self._to_warm_up:
-                self._to_warm_up -= 1
-                return "direct", False
-            if not self._to_ask:
-                return self.verdict or "direct", False
-            self._to_ask -= 1
-            return WAYS[self._to_ask % 2 == 0], True
+            turn, place = divmod(self._asked - self._readers, 2 * self._readers)
+            self._asked += 1
+            if self.verdict or not 0 <= turn < len(self._turns):
+                return self.verdict or self.ways[0], None
+            # The first steps of a turn are read beside the last ones of the turn before.
+            return self.ways[turn % 2], turn if place >= self._readers else None
 
-    def took(self, way: str, nbytes: int, seconds: float) -> bool:
+    def took(self, turn: int, nbytes: int, seconds: float) -> bool:
         """Learn from a sample; True for the one that brings the verdict."""
         with self._lock:
-            self._bytes[way] += nbytes
-            self._seconds[way] += seconds
-            self._answers += 1
-            if self._answers < _SAMPLES:
-                return False
-            return self._judge()
+            self._turns[turn].count(nbytes, seconds)
+            if not self.verdict:
+                self.verdict = self._judge()
+                return bool(self.verdict)
+            return False
 
     def __str__(self) -> str:
-        """``direct 390 MB/s a reader against buffered 180 MB/s, measured on 67.1 MB``."""
-        direct, buffered = (format_rate(*self._total[way]) for way in WAYS)
-        size = format_size(sum(nbytes for nbytes, _ in self._total.values()))
-        return f"direct {direct} a reader against buffered {buffered}, measured on {size}"
+        """``map 390 MB/s a reader, direct 180 MB/s, measured on 67.1 MB``."""
+        usual, rival = (
+            f"{way} {format_rate(sum(t.nbytes for t in turns), sum(t.seconds for t in turns))}"
+            for way, turns in ((self.ways[number], self._turns[number::2]) for number in range(2))
+        )
+        size = format_size(sum(turn.nbytes for turn in self._turns))
+        return f"{usual} a reader, {rival}, measured on {size}"
 
-    def _judge(self) -> bool:
-        rates = [self._bytes[way] / max(self._seconds[way], 1e-9) for way in WAYS]
-        for way in WAYS:
-            nbytes, seconds = self._total[way]
-            self._total[way] = nbytes + self._bytes[way], seconds + self._seconds[way]
-        self._rounds += 1
-        if rates[1] < rates[0] * _CLEARLY:
-            self.verdict = "direct"
-        elif self._rounds == 2:
-            self.verdict = "buffered"
-        else:
-            self._to_ask, self._answers = _SAMPLES, 0
-            self._bytes, self._seconds = dict.fromkeys(WAYS, 0), dict.fromkeys(WAYS, 0.0)
-        return bool(self.verdict)
+    def _judge(self) -> str:
+        for usual, rival in zip(self._turns[::2], self._turns[1::2], strict=True):
+            if min(usual.samples, rival.samples) < self._readers:
+                return ""
+            if rival.rate < usual.rate * _CLEARLY:
+                return self.ways[0]
+        return self.ways[1]
+
+
+class _Turn:
+    """Samples of one way, one after the other."""
+
+    def __init__(self) -> None:
+        self.samples = self.nbytes = 0
+        self.seconds = 0.0
+
+    def count(self, nbytes: int, seconds: float) -> None:
+        self.samples += 1
+        self.nbytes += nbytes
+        self.seconds += seconds
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second of a reader."""
+        return self.nbytes / max(self.seconds, 1e-9)
