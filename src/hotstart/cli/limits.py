@@ -14,6 +14,12 @@ FEW_FILES = 1024
 _MANY_FILES = 1 << 20
 """What Linux allows a process at most unless it is told otherwise (fs.nr_open in proc_sys_fs(5))."""
 
+_NO_MEMORY = (
+    r"allocate memory|out of memory|failed to map|memoryerror|bad_alloc|cannot load .*\.so"
+    r"|can't start new thread"
+)
+"""Words of Python, of the dynamic linker, of torch and of the C++ library; a thread needs a stack."""
+
 
 def raise_file_limit() -> str:
     """As many descriptors as are allowed: each connection takes one, and 1024 is a common default.
@@ -37,6 +43,15 @@ def raise_file_limit() -> str:
             advice=f"Raise the limit: ulimit -n {_MANY_FILES >> 4}, or LimitNOFILE= of a systemd unit",
         )
     return f"at most {soft} files and connections may be open (ulimit -n); more are refused"
+
+
+def memory_limit(error: BaseException) -> str:
+    """The limit of the address space, where it explains an error; no figure of the machine shows it."""
+    import re
+
+    if not isinstance(error, MemoryError) and not re.search(_NO_MEMORY, str(error), re.IGNORECASE):
+        return ""
+    return address_space()
 
 
 def address_space() -> str:

@@ -17,8 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_NO_MEMORY = r"allocate memory|out of memory|failed to map|memoryerror|bad_alloc|cannot load .*\.so"
-"""Words of Python, of the dynamic linker, of torch and of the C++ library."""
 USAGE = """\
 hotstart: from process start to the first token over HTTP in the least time the hardware permits
 
@@ -54,7 +52,9 @@ def explain(error: Exception, *, as_json: bool = False) -> int:
     """Print what ended a command, while it is being handled; returns the exit code."""
     from contextlib import suppress
 
-    limit = _memory_limit(error)
+    from hotstart.cli.limits import memory_limit
+
+    limit = memory_limit(error)
     if limit and not isinstance(error, HotstartError):
         error = EngineError(f"memory could not be had: {type(error).__name__}: {error}")
     with suppress(OSError):  # the disk below the log is full: the exit code still counts
@@ -83,17 +83,6 @@ def print_error(error: HotstartError, *, as_json: bool = False) -> None:
         print(f"hotstart: {problem.kind}: {problem.what}", file=sys.stderr)
         if problem.advice:
             print(f"  {problem.remedy}", file=sys.stderr)
-
-
-def _memory_limit(error: Exception) -> str:
-    """The limit of the address space, where it explains an error; no figure of the machine shows it."""
-    import re
-
-    if not isinstance(error, MemoryError) and not re.search(_NO_MEMORY, str(error), re.IGNORECASE):
-        return ""
-    from hotstart.cli.limits import address_space
-
-    return address_space()
 
 
 def _print_defect(*, as_json: bool) -> None:

@@ -205,6 +205,7 @@ class _Server:
 
     def _check(self) -> None:
         """The checks, on their own thread: resolve, tell the engine, look, give the word."""
+        from hotstart.cli.limits import memory_limit
         from hotstart.errors import EngineError, HotstartError, ProblemsFound
 
         assert self.startup is not None
@@ -215,7 +216,8 @@ class _Server:
         except HotstartError as error:
             self.startup.fail([error])
         except BaseException as error:
-            _log().exception("the checks failed")
+            if not memory_limit(error):  # where memory ended says nothing of the cause
+                _log().exception("the checks failed")
             self.startup.fail([EngineError(f"the checks failed: {type(error).__name__}: {error}")])
 
     def _look(self) -> None:
