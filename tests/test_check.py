@@ -17,7 +17,7 @@ import pytest
 
 import tiny_models
 from checkpoint_files import shard_name, weights, write_model, write_shard
-from hotstart.cli import bind, check
+from hotstart.cli import bind, check, check_place
 from hotstart.cli.check import Report, fits_here, run_checks
 from hotstart.config.settings import CacheConfig, Config, DeviceConfig, HttpConfig, LoadConfig, ModelConfig
 from hotstart.engine.assemble import prepare, size_kv
@@ -97,7 +97,7 @@ def test_cache_that_cannot_be_written_is_a_warning(
 def test_what_a_mount_must_outlast_is_named_for_the_place(
     kind: str, name: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "container", lambda: kind)
+    monkeypatch.setattr(check_place, "container", lambda: kind)
     names = {finding.name for finding in checked(model).findings}
     assert names & {"restart", "reboot"} == {name}
 

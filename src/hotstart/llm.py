@@ -18,6 +18,7 @@ from hotstart.checkpoint.base import ModelFiles
 from hotstart.checkpoint.files import load_model_files, overrides_of
 from hotstart.checkpoint.folder import shown_folder
 from hotstart.cli.check import directory_of, located
+from hotstart.cli.check_place import check_mount
 from hotstart.config.keywords import config_of
 from hotstart.config.settings import Config
 from hotstart.engine.assemble import build, follow_up, prepare
@@ -31,7 +32,6 @@ from hotstart.frontend.protocol.chat import Messages
 from hotstart.frontend.sampling import per_choice
 from hotstart.frontend.start import load_text
 from hotstart.messages import NewRequest, SamplingParams, TokenLogprobs, pack_ids
-from hotstart.storage.mounts import check_expected
 
 Prompt = str | Sequence[int] | dict[str, Any]
 
@@ -309,8 +309,7 @@ def _plain(prompt: Prompt) -> str | list[int]:
 def _resolved(config: Config) -> Config:
     """With the directory of the model; what is not on this machine is fetched first."""
     config = located(config)
-    if config.load.expect_mount is not None:
-        check_expected(config.load.expect_mount, config.model.path)
+    check_mount(config)
     return config
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hotstart.checkpoint.base import Checkpoint, ShardFile
-from hotstart.cli.explain import Expectation
+from hotstart.cli.explain import Expectation, plan_for
 from hotstart.cli.main import main
-from hotstart.loading.explain import plan_of
+from hotstart.loading.explain import Plan, plan_of
 from hotstart.timeline import Phase, Timeline
 from object_servers import SECRET, S3Server
 
@@ -108,3 +110,20 @@ def test_load_half_of_which_lay_in_the_page_cache_is_no_measure(
     outcome = Expectation(plan, str(tmp_path)).outcome(read_in(1.0))
     assert outcome == "2.00 GB in 1.00 s, 2.00 GB/s"
     assert not (tmp_path / "read-rates.json").exists()
+
+
+def test_file_that_goes_before_it_is_probed_is_told_in_place_of_the_plan(
+    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hotstart.cli import explain
+
+    model = shutil.copytree(tiny_model(), tmp_path / "model")
+
+    def plan_and_remove(*args: Any) -> Plan:
+        plan = plan_for(*args)
+        (model / "model.safetensors").unlink()
+        return plan
+
+    monkeypatch.setattr(explain, "plan_for", plan_and_remove)
+    plan = check(str(model), capsys, "--explain").partition("\nread plan\n")[2]
+    assert plan == f"  none: {model}/model.safetensors does not exist.\n"

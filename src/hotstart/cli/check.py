@@ -22,14 +22,20 @@ from hotstart.checkpoint.layout import describe, open_checkpoint
 from hotstart.checkpoint.refusals import no_directory
 from hotstart.checkpoint.resolve import is_path, resolve
 from hotstart.checkpoint.wording import count
+from hotstart.cli.check_place import (
+    check_disk_cache,
+    check_mount,
+    check_place,
+    check_room_for_copies,
+    describe_folder,
+)
 from hotstart.cli.limits import address_space
 from hotstart.cli.output import say
 from hotstart.errors import HotstartError, ProblemsFound
 from hotstart.loading.options import LoaderOptions
-from hotstart.storage.access import check_directory, who
+from hotstart.storage.access import check_directory
 from hotstart.storage.location import is_location, shown
-from hotstart.storage.mounts import Mount, check_expected, container, mount_of
-from hotstart.storage.reboot import after_reboot
+from hotstart.storage.mounts import Mount
 from hotstart.storage.residency import resident_fraction
 from hotstart.units import format_size
 
@@ -133,23 +139,23 @@ def run_checks(
     stored twice.
     """
     report = Report()
-    reachable = False
     with report.check("model"):
         config = located(config)
         report.path = config.model.path
         if not os.path.isdir(report.path):
             raise no_directory(report.path)
         check_directory(report.path)
-        reachable = True
-        report.folder = open_folder(config.model, config.load)
-        report.ok("model", f"{report.folder.path}, open to {who()}")
+        # What is wrong with --disk-cache is reported as such, beside everything else.
+        report.folder = open_folder(config.model, replace(config.load, disk_cache=None))
+        report.ok("model", describe_folder(report))
     with report.check("loader"):
         LoaderOptions.parse(config.load.model_loader_extra_config)
-    if config.load.expect_mount is not None:
-        with report.check("mount"):
-            check_expected(config.load.expect_mount, report.path or config.model.model)
-    if reachable:
-        _check_place(config, report)
+    with report.check("mount"):
+        check_mount(config)
+    if report.folder is not None:
+        check_place(report)
+    check_disk_cache(config, report)
+    if report.folder is not None:
         _check_config(config, report)
         _check_weights(config, report, opened)
         if text:
@@ -181,6 +187,7 @@ def main(config: Config, *, explain: bool = False) -> int:
     report = run_checks(config, device=fits_here, port=True)
     _check_files(report)
     _check_cache(config, report)
+    check_room_for_copies(report)
     lines = [render(report, shown(config.model.model), columns=_columns())]
     if explain:
         from hotstart.cli.explain import explained
@@ -272,30 +279,6 @@ def directory_of(
         progress=config.log.use_tqdm_on_load,
         report=report,
     )
-
-
-def _check_place(config: Config, report: Report) -> None:
-    """What the directory lies on, and whether that will be there tomorrow."""
-    with report.check("storage"):
-        if config.model.location:
-            from hotstart.checkpoint.remote import ObjectFolder
-
-            assert isinstance(report.folder, ObjectFolder)
-            report.ok("storage", report.folder.store.settings.described)
-            return
-        report.mount = mount_of(report.path)
-        if report.mount is None:
-            report.warn(
-                "storage",
-                "/proc cannot be read: what the model lies on, whether that comes back after a reboot, and "
-                "the limits of a container are unknown; mount it (mount -t proc proc /proc)",
-            )
-            return
-        report.ok("storage", report.mount.describe())
-        inside = container()
-        persistence = after_reboot(report.mount, inside=inside)
-        name = "restart" if inside else "reboot"  # what a container goes through
-        (report.ok if persistence.sure else report.warn)(name, persistence.text)
 
 
 def _check_config(config: Config, report: Report) -> None:

@@ -52,7 +52,7 @@ def resolve(flag: str | None, environ: Mapping[str, str]) -> CacheRoot:
         obstacle = f"no home directory for user {os.getuid()}"
         reason = f"{obstacle} and no --cache-root: {_COST}"
         return CacheRoot("", chosen=False, reason=reason, obstacle=obstacle)
-    obstacle = _try_to_write(path)
+    obstacle = try_to_write(path)
     if obstacle:
         reason = (
             f"cache root {path} ({source}) cannot be written ({obstacle}): {_COST}; "
@@ -137,8 +137,8 @@ def _home(environ: Mapping[str, str]) -> str:
         return ""
 
 
-def _try_to_write(path: str) -> str:
-    """Empty when a file could be written; else what stands in the way."""
+def try_to_write(path: str) -> str:
+    """Write into a directory, made if it is absent: empty when that went well, else what is in the way."""
     probe = os.path.join(path, f".probe-{os.getpid()}")
     try:
         os.makedirs(path, exist_ok=True)

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from hotstart.checkpoint.base import Checkpoint, ShardFile
 from hotstart.errors import StorageError
+from hotstart.storage.access import read_error
 from hotstart.storage.residency import resident_fraction
 from hotstart.storage.source import Source
 from hotstart.units import format_size
@@ -57,12 +58,10 @@ def probe(checkpoint: Checkpoint, files: Sequence[ShardFile], kind: str, readers
         def read(item: tuple[ShardFile, int, int]) -> int:
             file, offset, length = item
             source = sources[file.path]
-            with mmap.mmap(-1, -(-length // mmap.PAGESIZE) * mmap.PAGESIZE) as memory:
-                view = memoryview(memory)
-                try:
-                    source.read_into(view[: -(-length // source.align) * source.align], offset, stop)
-                finally:
-                    view.release()
+            # Not closed: after an error, the frames of its traceback hold views of this memory.
+            memory = mmap.mmap(-1, -(-length // mmap.PAGESIZE) * mmap.PAGESIZE)
+            blocks = -(-length // source.align) * source.align
+            source.read_into(memoryview(memory)[:blocks], offset, stop)
             return length
 
         began = time.monotonic()
@@ -93,7 +92,7 @@ def _ranges(
 def _cached(file: ShardFile, offset: int, length: int) -> bool:
     if not os.path.isabs(file.path):
         return False
-    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = _descriptor(file.path)
     try:
         return (resident_fraction(fd, offset, length) or 0.0) >= _CACHED
     finally:
@@ -113,7 +112,7 @@ def _open(checkpoint: Checkpoint, file: ShardFile, *, direct: bool) -> Source:
 def _enter(item: tuple[ShardFile, int, int]) -> int:
     """Map a range and have its pages entered into the page table, and read where they are not there."""
     file, offset, length = item
-    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = _descriptor(file.path)
     try:
         with mmap.mmap(fd, length, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=offset) as memory:
             os.posix_fadvise(fd, offset, length, os.POSIX_FADV_WILLNEED)
@@ -123,3 +122,10 @@ def _enter(item: tuple[ShardFile, int, int]) -> int:
     finally:
         os.close(fd)
     return length
+
+
+def _descriptor(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise read_error(path, error, doing="open") from None

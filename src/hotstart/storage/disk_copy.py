@@ -73,6 +73,13 @@ class Limit(Struct, frozen=True):
             )
         return cls(os.path.abspath(os.path.expanduser(directory)), nbytes)
 
+    @property
+    def bound(self) -> str:
+        """What keeps copies from filling the disk."""
+        if self.nbytes is not None:
+            return f"the limit is {format_size(self.nbytes)}"
+        return f"a tenth of {self.directory} stays free"
+
 
 class DiskCopies:
     """The copies below one directory, as this process uses them. Thread-safe.
@@ -145,7 +152,7 @@ class DiskCopies:
         if not self._fits(sizes, size):
             raise NoRoomError(
                 errno.ENOSPC,
-                f"{format_size(size)} more do not fit: {self._bound()}, "
+                f"{format_size(size)} more do not fit: {self.limit.bound}, "
                 f"{format_size(sum(sizes.values()))} are in use by servers",
             )
 
@@ -155,11 +162,6 @@ class DiskCopies:
         if self.limit.nbytes is not None:
             return sum(sizes.values()) + size <= self.limit.nbytes and size <= free
         return size <= free - _SPARE * status.f_blocks * status.f_frsize
-
-    def _bound(self) -> str:
-        if self.limit.nbytes is not None:
-            return f"the limit is {format_size(self.limit.nbytes)}"
-        return f"a tenth of {self.limit.directory} stays free"
 
 
 class Entry:

@@ -133,6 +133,8 @@ def _mount_id(path: str) -> int | None:
 def check_expected(expectation: str, model_path: str) -> None:
     """``--expect-mount PATH[:TYPE]``: PATH is a mount of its own, of that type, and the model lies on it.
 
+    ``model_path``: empty where it is not known.
+
     Raises StorageError. A volume that failed to mount leaves an empty directory of the root disk
     behind, and a copy there is read at the wrong speed without a word: this is the guard against it.
     Where /proc is absent, that the device is another than the parent's has to do; types are unknown.
@@ -156,7 +158,7 @@ def check_expected(expectation: str, model_path: str) -> None:
         raise _no_mount(path, f"it is a directory of {mount.mount_point} ({mount.fs_type}{root})")
     else:
         _check_volume(mount, wanted, seen)
-    if os.path.commonpath([path, os.path.realpath(model_path)]) != path:
+    if model_path and os.path.commonpath([path, os.path.realpath(model_path)]) != path:
         raise StorageError(
             f"{model_path} does not lie on the mount {path}",
             expected="the model below the mount that --expect-mount names",
