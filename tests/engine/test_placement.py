@@ -114,6 +114,8 @@ def test_what_a_gpu_reads_again_for_digests_is_read_through_the_page_cache(
     tiny_model: Callable[..., Path], device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice, "resident_fraction", lambda path: 0.0)
+    monkeypatch.setattr(choice.Mount, "network", True)
+    monkeypatch.setattr(choice.Mount, "fuse", True)
     how = {}
     for verify in ("size", "digest"):
         found = prepared(tiny_model(), load=LoadConfig(verify=verify))

@@ -96,6 +96,15 @@ def test_a_number_found_in_bad_times_is_doubted_later() -> None:
     assert simulation.flow.limit == 64
 
 
+def test_a_store_that_is_slow_at_first_is_no_reason_for_more_readers() -> None:
+    def waking(inside: int, now: float) -> float:
+        return store(0.0002, 1500 * MB, (1500 if now > 0.5 else 900) * MB)(inside, now)
+
+    simulation = Simulation(waking).run(2.0)
+    assert simulation.flow.limit == 8
+    assert max(limit for _, limit in simulation.history) == 16
+
+
 def test_a_few_quick_reads_among_slow_ones_promise_nothing() -> None:
     chance = random.Random(4)
 

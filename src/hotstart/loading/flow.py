@@ -41,6 +41,8 @@ class Flow:
         """Of the measurement: what began before it says nothing about it."""
         self._best = 0.0
         """Bytes per second with half as many; 0: not known."""
+        self._doubted = 0.0
+        """Bytes per second with twice as many, while half of them are measured again; 0: no doubt."""
         self._rest, self._rests_until = _FIRST_REST, 0.0
         self._begin(0.0, warm=False)
 
@@ -88,10 +90,27 @@ class Flow:
             else:
                 self._begin(now, warm=True)
         elif now - self._since >= _WINDOW:
-            if rate >= self._best * _WORTH_IT:
+            self._judge(rate, now)
+
+    def _judge(self, rate: float, now: float) -> None:
+        """Decide by a measurement whether more readers are tried, these kept, or half of them."""
+        if self._doubted:
+            rate, self._doubted, half = self._doubted, 0.0, rate
+            if rate >= half * _WORTH_IT:
+                self.limit *= 2
                 self._grow(rate, now)
             else:
-                self._go_back(now)
+                self._stay(now)
+        elif rate >= self._best * _PLAINLY:
+            self._grow(rate, now)
+        elif rate >= self._best * _WORTH_IT:
+            # What else went on may have ended, and half as many would bring as much now.
+            self._doubted = rate
+            self.limit //= 2
+            self._begin(now, warm=True)
+        else:
+            self.limit = max(1, self.limit // 2)
+            self._stay(now)
 
     def _begin(self, now: float, *, warm: bool) -> None:
         """Measure from now on; ``warm``: with connections that are there."""
@@ -106,9 +125,8 @@ class Flow:
         self._begin(now, warm=False)
         self._free.notify_all()
 
-    def _go_back(self, now: float) -> None:
-        """Keep the smaller number, and ask again after a rest how it does."""
-        self.limit = max(1, self.limit // 2)
+    def _stay(self, now: float) -> None:
+        """Keep this number, and ask again after a rest how it does."""
         self._best = 0.0
         self._rests_until = now + self._rest
         self._rest = min(2 * self._rest, _LONGEST_REST)

@@ -43,7 +43,7 @@ from hotstart.units import format_size
 STEP = 8 << 20
 _AHEAD = 4
 """Steps between the one that is entered into the page table and the one that is asked for."""
-_MADV_POPULATE_READ, _MAP_FIXED = 22, 0x10
+_MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MAP_FIXED = 22, 23, 0x10
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -88,15 +88,13 @@ class Image:
         self._pace = Pace(STEP, distant=distant)
         first, most = in_flight(self.choices, readers)
         self._flow = Flow(first, min(most, len(self._steps))) if distant else Flow.of_files()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"weights-{i}", daemon=True)
-            for i in range(min(most, len(self._steps)))
-        ]
-        self._active = len(self._threads)
+        self._readers = min(most, len(self._steps))
+        """At most; as many as the flow admits are begun."""
+        self._begun = self._active = 0
         self._ended = threading.Event()
         """All is there, or a reader failed, or none is left."""
         self._watch: Watch[_Step] = Watch(patience, self._take_over, self._fail)
-        self._trial = begin_trial([file.opened for file in self._files], len(self._threads))
+        self._trial = begin_trial([file.opened for file in self._files], self._readers)
         self._when_done: Callable[[LoadReport], None] = lambda report: None
         self._closed = False
         self._follower: Follower = Nobody()
@@ -110,8 +108,7 @@ class Image:
         self._tally.start()
         self._when_done = done
         self._watch.start()
-        for thread in self._threads:
-            thread.start()
+        self._begin_readers()
 
     @property
     def choices(self) -> list[Choice]:
@@ -120,7 +117,7 @@ class Image:
 
     def wait(self) -> LoadReport:
         """Block until every byte is there; raises the first error of a reader, or ReadCancelled."""
-        if self._threads:
+        if self._readers:
             self._ended.wait()
         if self._errors:
             raise self._errors[0]
@@ -178,6 +175,16 @@ class Image:
         steps.reverse()
         return steps
 
+    def _begin_readers(self) -> None:
+        """As many as may read: threads that only wait for their turn would still be woken for each read."""
+        while True:
+            with self._lock:
+                if self._begun >= min(self._flow.limit, self._readers):
+                    return
+                self._begun += 1
+                self._active += 1
+            threading.Thread(target=self._run, name=f"weights-{self._begun}", daemon=True).start()
+
     def _run(self) -> None:
         try:
             while not self._cancel.is_set() and self._one():
@@ -199,6 +206,7 @@ class Image:
             if later is not None and (self._trial is None or self._trial.verdict):
                 later.file.expect(later.offset, later.end - later.offset)
             self._bring(step)
+        self._begin_readers()
         return True
 
     def _bring(self, step: _Step) -> None:
@@ -324,6 +332,8 @@ class _File:
         pages = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
         if self._over_mapping:
             self._lay_over(offset, pages)
+        # The kernel takes memory by the page when it copies there; all of a part at once is much faster.
+        _libc.madvise(self._address + offset, pages, _MADV_POPULATE_WRITE)
         end = offset + (length if source.align == 1 else pages)
         source.read_into(self._view[offset:end], offset, cancel)
 
