@@ -147,7 +147,7 @@ def test_of_files_whose_reads_hang_and_come_back_late(
     with tempfile.TemporaryDirectory() as directory:
         for name, data in stored.files.items():
             Path(directory, name).write_bytes(data)
-        folder = ShakenFolder(directory, hanging=3 if kind == "image" else 1)
+        folder = ShakenFolder(directory, hanging=3)
         try:
             checkpoint = opened(folder)
             if kind == "image":

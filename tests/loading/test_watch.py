@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,52 +75,107 @@ def test_a_read_that_comes_back_late_is_not_counted_twice(model: Path) -> None:
 
 
 VALUES = bytes(range(256)) * 4096
+BUFFER = 8192
+
+
+class Then(logging.Handler):
+    """Does something when a chunk is the next reader's, before that one starts: a warning tells of it."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        super().__init__()
+        self.called = False
+        self._do = do
+        self._logger = logging.getLogger("hotstart.storage")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.called = True
+        self._do()
+
+    def __enter__(self) -> None:
+        self._logger.addHandler(self)
+
+    def __exit__(self, *exception: object) -> None:
+        self._logger.removeHandler(self)
+
+
+class Gpu:
+    """A load of one tensor by one reader, a read of which hangs; and the progress it told."""
+
+    def __init__(
+        self, directory: Path, *, at: int = 0, then: Exception | None = None, **options: Any
+    ) -> None:
+        path = directory / "0.safetensors"
+        path.write_bytes(VALUES)
+        ref = TensorRef("w", 0, "U8", (len(VALUES),), 0, len(VALUES))
+        shard = ShardFile(str(path), len(VALUES), 0, identity=identity(os.stat(path)))
+        self.folder = StuckFolder(str(directory), 1, at=at, then=then)
+        checkpoint = Checkpoint(str(directory), (shard,), {"w": ref}, folder=self.folder)
+        layout = Layout.of([(WeightSpec(slot="w", stored=("w",), shape=ref.shape), ref)])
+        self.device = FakeDevice()
+        self.arena = Arena(layout, self.device)
+        self.told: list[int] = []
+        before = set(threading.enumerate())
+        self.loading = Loading(
+            checkpoint, self.arena, threads=1, patience=PATIENCE, progress=self.told.append, **options
+        )
+        self.readers = [t for t in threading.enumerate() if t not in before and t.name.startswith("reader-")]
+
+    @property
+    def weights(self) -> bytes:
+        return bytes(self.arena.tensor("w").tolist())
+
+    def come_back(self) -> None:
+        """The read that hung ends."""
+        self.folder.go.set()
+        for thread in self.readers:
+            thread.join(0.5)  # it may wait for the next one
+
+    def close(self) -> None:
+        self.folder.go.set()
+        self.loading.close()
+        self.arena.close()
 
 
 @pytest.fixture
-def gpu(tmp_path: Path) -> Iterator[tuple[StuckFolder, Arena, Loading, list[int]]]:
-    """A load of one tensor by one reader, whose first read hangs; and the progress it told."""
-    path = tmp_path / "0.safetensors"
-    path.write_bytes(VALUES)
-    ref = TensorRef("w", 0, "U8", (len(VALUES),), 0, len(VALUES))
-    shard = ShardFile(str(path), len(VALUES), 0, identity=identity(os.stat(path)))
-    folder = StuckFolder(str(tmp_path), 1)
-    checkpoint = Checkpoint(str(tmp_path), (shard,), {"w": ref}, folder=folder)
-    arena = Arena(Layout.of([(WeightSpec(slot="w", stored=("w",), shape=ref.shape), ref)]), FakeDevice())
-    told: list[int] = []
-    loading = Loading(checkpoint, arena, threads=1, patience=PATIENCE, progress=told.append)
-    yield folder, arena, loading, told
-    folder.go.set()
-    loading.close()
-    arena.close()
+def gpu(tmp_path: Path) -> Iterator[Gpu]:
+    with closing(Gpu(tmp_path)) as gpu:
+        yield gpu
 
 
-def test_a_gpu_load_reads_the_chunk_again_into_another_buffer(
-    gpu: tuple[StuckFolder, Arena, Loading, list[int]],
-) -> None:
-    _, arena, loading, told = gpu
-    loading.wait()
-    assert bytes(arena.tensor("w").tolist()) == VALUES
-    assert told[-1] == max(told) == loading.total
+def test_a_gpu_load_reads_the_chunk_again_into_another_buffer(gpu: Gpu) -> None:
+    gpu.loading.wait()
+    assert gpu.weights == VALUES
+    assert gpu.told[-1] == max(gpu.told) == gpu.loading.total
+
+
+def test_a_gpu_load_waits_for_the_copies_of_a_reader_that_never_comes_back(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"at": 2 * BUFFER, "buffer_bytes": BUFFER, "buffers": 3}
+    with closing(Gpu(tmp_path, **options)) as gpu:
+        gpu.loading.wait()
+        assert gpu.weights == VALUES
+
+
+def test_a_reader_that_comes_back_after_its_load_touches_the_device_no_more(gpu: Gpu) -> None:
+    gpu.loading.wait()
+    gpu.loading.close()
+    before = len(gpu.device.calls)
+    gpu.come_back()
+    assert gpu.device.calls[before:] == []
+
+
+def test_an_error_that_comes_back_after_the_chunk_was_taken_over_does_not_count(tmp_path: Path) -> None:
+    late = StorageError("too late")
+    with closing(Gpu(tmp_path, then=late, buffer_bytes=BUFFER)) as gpu:
+        handler = Then(gpu.come_back)  # between the take-over and the next reader's first byte
+        with handler:
+            gpu.loading.wait()
+        assert handler.called
+        assert gpu.weights == VALUES
 
 
 def test_a_gpu_load_waits_for_the_next_reader_although_the_first_comes_back_before_it_begins(
-    gpu: tuple[StuckFolder, Arena, Loading, list[int]],
+    gpu: Gpu,
 ) -> None:
-    folder, arena, loading, _ = gpu
-    first = [thread for thread in threading.enumerate() if thread.name.startswith("reader-")]
-
-    class BetweenTheTwo(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            """The warning is written when the chunk is the next reader's, and before that one starts."""
-            folder.go.set()
-            for thread in first:
-                thread.join(0.5)
-
-    handler, logger = BetweenTheTwo(), logging.getLogger("hotstart.storage")
-    logger.addHandler(handler)
-    try:
-        loading.wait()
-    finally:
-        logger.removeHandler(handler)
-    assert bytes(arena.tensor("w").tolist()) == VALUES
+    with Then(gpu.come_back):
+        gpu.loading.wait()
+    assert gpu.weights == VALUES

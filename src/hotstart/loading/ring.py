@@ -134,6 +134,7 @@ class Loading:
         meanwhile, DeviceError for the device, EngineError after :meth:`cancel`.
         """
         self._join()
+        self._run_copies()
         self._close_files()
         if self._errors:
             raise self._errors[0]
@@ -155,12 +156,14 @@ class Loading:
         """Cancel what still runs and give the buffers back.
 
         Freeing pinned memory waits for the device: after a start, call it when the device is idle.
+        After a read that hung twice nothing is given back: the kernel may still write there.
         """
         self.cancel()
         self._join()
+        self._run_copies()
         self._close_files()
-        if self._slots or self._streams:
-            self._device.attach()
+        if self._given_up:
+            return
         while self._slots:
             slot = self._slots.pop()
             self._device.destroy_event(slot.event)
@@ -170,7 +173,6 @@ class Loading:
 
     def _run(self) -> None:
         device = self._device
-        stream: int | None = None
         try:
             device.attach()
             stream = device.stream()
@@ -181,13 +183,22 @@ class Loading:
             pass
         except BaseException as error:
             self._fail(error)
-        finally:
-            # Also after a failure: copies may still be reading from our buffers.
-            if stream is not None:
-                try:
-                    device.synchronize(stream)
-                except HotstartError as error:
-                    self._fail(error)
+
+    def _run_copies(self) -> None:
+        """Wait for what the readers left to the device, those that never came back too.
+
+        Also after a failure: copies may still be reading from our buffers. The readers leave it to
+        whoever waits for them, for one that comes back late may find its stream gone.
+        """
+        with self._lock:
+            streams = list(self._streams)
+        try:
+            if self._slots or streams:
+                self._device.attach()
+            for stream in streams:
+                self._device.synchronize(stream)
+        except HotstartError as error:
+            self._fail(error)
 
     def _read_chunks(self, stream: int) -> None:
         device = self._device
@@ -271,6 +282,10 @@ class Loading:
                 come = min(max(done - lead, 0), chunk.nbytes)
                 self._tally.add(max(0, come - work.counted), took)
                 work.counted = max(work.counted, come)
+        except (OSError, HotstartError):
+            if self._watch.moved(reading, begin + done):
+                raise
+            return None  # another reader has the chunk: how this read ended says nothing of it
         finally:
             self._watch.finish(reading)
         return lead, seconds
