@@ -307,12 +307,6 @@ def store_that_falls_silent(place: Place) -> str:
         return refused(lambda: load(checkpoint))
 
 
-def nowhere_for_small_files(place: Place) -> str:
-    (place.folder / "file").touch()
-    flags = ("--cache-root", str(place.folder / "file/cache"))
-    return place.check("s3://models/tiny", *flags, **place.store.environ)
-
-
 def copies(place: Place, nbytes: int | None = None) -> DiskCopies:
     return DiskCopies(Limit(str(place.folder / "copies"), nbytes))
 
@@ -371,7 +365,6 @@ STORAGE: dict[str, Callable[[Place], str]] = {
     "A redirect leads elsewhere": other_peoples_server,
     "The model is replaced during the load": model_replaced,
     "The store gives no more bytes": store_that_falls_silent,
-    "A store needs a place for small files": nowhere_for_small_files,
     "No copy is written": no_room_for_a_copy,
     "There is no disk copy": copy_of_a_directory,
     "A copy is damaged": damaged_copy,

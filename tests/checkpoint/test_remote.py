@@ -161,6 +161,40 @@ def test_a_store_that_denies_the_model_is_named(tmp_path: Path) -> None:
             fetched(server, tmp_path)
 
 
+@pytest.mark.parametrize("cache", ["none", "unwritable"])
+def test_without_a_cache_the_small_files_lie_in_a_temporary_directory(
+    cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for name in ("tmp", "working"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.chdir(tmp_path / "working")
+    with FaultServer(SMALL) as server:
+        store = open_store(f"{server.url}/m", environ={}, patience=5.0)
+        small = fetch_small_files(store, "" if cache == "none" else str(tmp_path / "file" / "cache"))
+        store.close()
+    assert content(Path(small)) == SMALL
+    assert Path(small).parent == tmp_path / "tmp"
+    assert list((tmp_path / "working").iterdir()) == []
+
+
+def test_without_a_cache_the_small_files_go_with_the_process(tmp_path: Path) -> None:
+    killed = START + "import os; sys.stdout.flush(); os.kill(os.getpid(), 9)"
+    with FaultServer(SMALL) as server:
+
+        def start(text: str) -> Path:
+            command = [sys.executable, "-c", text, f"{server.url}/m", ""]
+            environ = {**os.environ, "TMPDIR": str(tmp_path)}
+            return Path(
+                subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True).stdout.strip()
+            )
+
+        assert start(killed).parent == tmp_path
+        assert start(START).parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_without_a_model_says_so(tmp_path: Path) -> None:
     with FaultServer({}) as server, pytest.raises(ModelError, match=r"no config\.json"):
         fetched(server, tmp_path)

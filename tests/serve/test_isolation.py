@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from object_servers import S3Server
 from running_server import RunningServer, command, run_to_end, until_gone
 
 Model = Callable[..., Path]
@@ -32,7 +33,7 @@ def possible(*namespace: str) -> bool:
 
 
 def start_and_stop(
-    model: Path, *flags: str, inside: tuple[str, ...] = (), env: dict[str, str | None]
+    model: Path | str, *flags: str, inside: tuple[str, ...] = (), env: dict[str, str | None]
 ) -> tuple[int, str]:
     """Exit code and output of a server that is stopped once it is ready."""
     variables = {name: value for name, value in {**os.environ, **env}.items() if value is not None}
@@ -140,6 +141,17 @@ def test_an_unknown_user_without_anything_starts_with_one_line(tiny_model: Model
     assert code == 0
     assert output.count("no home directory for user 54321 and no --cache-root") == 1
     assert "Traceback" not in output
+
+
+@pytest.mark.skipif(not possible(*UNKNOWN_USER), reason="no user namespaces here")
+def test_an_unknown_user_without_anything_starts_from_a_store_and_leaves_nothing(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    env = {"HOME": None, "HOTSTART_CACHE_ROOT": None, "TMPDIR": str(tmp_path), **s3.environ}
+    code, output = start_and_stop("s3://models/tiny", inside=UNKNOWN_USER, env=env)
+    assert code == 0
+    assert f"small files: in {tmp_path}/hotstart-small-files-" in output
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(

@@ -227,7 +227,8 @@ def _remote(model: str) -> Subject:
     from hotstart.config import cache_root
 
     store = open_store(model, environ=os.environ, patience=60.0)
-    small_files = fetch_small_files(store, cache_root.resolve(None, os.environ).path)
+    root = cache_root.resolve(None, os.environ)
+    small_files = fetch_small_files(store, root.path if root.writable else "")
     checkpoint = open_checkpoint(ObjectFolder(store, small_files))
     store.close()
     return _subject(checkpoint, model, store.settings.described, small_files)

@@ -139,12 +139,13 @@ def fetch_small_files(store: ObjectStore, cache: str) -> str:
     """The directory with the small files of a model, as they are in the store now.
 
     Files that did not change since an earlier start are not fetched again. ``cache`` is a directory
-    that is kept; the result lies in it and is never changed later. Raises ModelError when there is
-    no model, StorageError when the store cannot be reached or the cache not be written.
+    that is kept, empty where there is none; the result lies in it and is never changed later. Where it
+    cannot be written, the result goes with this process. Raises ModelError when there is no model,
+    StorageError when the store cannot be reached or the files be written nowhere.
     """
     name = f"{store.location}\0{store.settings.described}"
     place = hashlib.sha256(name.encode()).hexdigest()[:16]
-    files = SmallFiles(store, os.path.join(cache, "small-files", place))
+    files = SmallFiles(store, os.path.join(cache, "small-files", place) if cache else "")
     directory = files.fetch()
     if directory is None:
         raise _no_model(store, files.found)

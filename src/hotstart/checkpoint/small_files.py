@@ -4,12 +4,14 @@ Purpose: a start asks for each of them once, in parallel, and gets none that it 
 Safety: a *generation* is a directory whose files were all in the store at one moment; it is written
 aside, renamed into place and never changed. A set in which anything is new is looked at twice, and
 counts when the second look finds it as it was. Generations that no start used for a week go.
-Failure: whatever is wrong with what is kept, it is fetched again.
+Failure: whatever is wrong with what is kept, it is fetched again. Where nothing can be kept, the files
+lie in a temporary directory that goes with the process.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -26,7 +28,10 @@ from msgspec import Struct
 from hotstart.checkpoint.files import CONFIG, SMALL_FILES, TEMPLATES, size_limit, template_names
 from hotstart.errors import ModelError, StorageError
 from hotstart.storage.object_store import ObjectStore
+from hotstart.storage.temporary import temporary_directory
 from hotstart.units import format_size
+
+log = logging.getLogger("hotstart.storage")
 
 _MANIFEST = ".generation.json"
 _LOOKS = 4
@@ -43,7 +48,7 @@ class SmallFile(Struct, frozen=True):
 
 
 class SmallFiles:
-    """Those of one folder of a store. ``place``: the directory of its generations."""
+    """Those of one folder of a store. ``place``: the directory of its generations; empty: there is none."""
 
     def __init__(self, store: ObjectStore, place: str) -> None:
         self.found: dict[str, SmallFile] = {}
@@ -58,7 +63,7 @@ class SmallFiles:
         """The directory of the generation that is in the store now; None: there is no ``config.json``.
 
         Raises ModelError for a file that is too large and for a folder that does not come to rest,
-        StorageError when the store cannot be reached or the cache not be written.
+        StorageError when the store cannot be reached or the files be written nowhere.
         """
         known = self._newest()
         self.found = self._look(known)
@@ -112,6 +117,8 @@ class SmallFiles:
 
     def _newest(self) -> dict[str, SmallFile]:
         """The generation used last, marked as used again; empty when there is none that is whole."""
+        if not self._place:
+            return {}
         with suppress(OSError):
             for path in sorted(_generations(self._place), key=_used, reverse=True):
                 with suppress(OSError, msgspec.MsgspecError):
@@ -127,29 +134,41 @@ class SmallFiles:
         return {}
 
     def _write(self) -> str:
-        """All of them or nothing, however many processes do it at once."""
-        target = os.path.join(self._place, _digest(self.found))
+        if self._place:
+            try:
+                return self._keep()
+            except OSError as error:
+                log.warning("small files: %s cannot be written (%s)", self._place, error.strerror)
+        directory = temporary_directory("hotstart-small-files-")
         try:
-            os.makedirs(self._place, mode=0o700, exist_ok=True)
-            fresh = tempfile.mkdtemp(prefix=".new-", dir=self._place)
+            self._write_to(directory)
         except OSError as error:
-            raise _unwritable(self._place, error) from None
+            raise _unwritable(directory, error) from None
+        log.info("small files: in %s until this process ends", directory)
+        return directory
+
+    def _keep(self) -> str:
+        """All of them or nothing, however many processes do it at once. Raises OSError."""
+        target = os.path.join(self._place, _digest(self.found))
+        os.makedirs(self._place, mode=0o700, exist_ok=True)
+        fresh = tempfile.mkdtemp(prefix=".new-", dir=self._place)
         try:
-            for name, file in self.found.items():
-                self._put(name, file, os.path.join(fresh, name))
-            with open(os.path.join(fresh, _MANIFEST), "wb") as out:
-                out.write(msgspec.json.encode(self.found))
+            self._write_to(fresh)
             if not self._is_whole(target):
                 shutil.rmtree(target, ignore_errors=True)
             with suppress(FileExistsError, OSError):
                 os.rename(fresh, target)
             os.utime(target)
-        except OSError as error:
-            raise _unwritable(self._place, error) from None
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
         _remove_old(os.path.dirname(self._place))
         return target
+
+    def _write_to(self, directory: str) -> None:
+        for name, file in self.found.items():
+            self._put(name, file, os.path.join(directory, name))
+        with open(os.path.join(directory, _MANIFEST), "wb") as out:
+            out.write(msgspec.json.encode(self.found))
 
     def _put(self, name: str, file: SmallFile, path: str) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -203,6 +222,7 @@ def _remove_old(places: str) -> None:
 
 def _unwritable(place: str, error: OSError) -> StorageError:
     return StorageError(
-        f"The cache {place} cannot be written: {error.strerror}",
-        advice="Free space, or pass another --cache-root",
+        f"The small files of the model can be written neither to the cache nor to {place}: {error.strerror}",
+        expected="room for some megabytes",
+        advice="Pass a writable directory by --cache-root, or mount an empty one at /tmp",
     )

@@ -229,7 +229,7 @@ def located(config: Config, report: Callable[[int, int], None] | None = None) ->
 
         root = cache_root.resolve(config.cache_root or None, os.environ)
         store = open_store(model.model, environ=os.environ, patience=config.load.storage_timeout)
-        path = fetch_small_files(store, root.path)
+        path = fetch_small_files(store, root.path if root.writable else "")
         store.close()
         model = replace(model, path=path, location=model.model)
     else:

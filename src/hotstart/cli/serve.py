@@ -124,8 +124,10 @@ class _Server:
         return self._checks is not None and self._checks.is_alive()
 
     def clear_away(self) -> None:
-        """End the engine, and take the unix socket's name away."""
+        """End the engine, and take away the unix socket's name and what lies in temporary directories."""
         self.engine.kill()
+        if (temporary := sys.modules.get("hotstart.storage.temporary")) is not None:
+            temporary.remove_temporary()
         if self._unix_path is not None:
             self._unix_path.remove()
 
