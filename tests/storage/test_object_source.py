@@ -206,6 +206,22 @@ def test_a_range_slow_from_the_start_is_replaced_once_it_is_known_what_is_usual(
         assert store.speed.replaced == 1
 
 
+def test_a_slow_range_that_may_not_be_replaced_yet_is_replaced_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FaultServer(FILES) as server:
+        store, source = opened(server, patience=1000.0)
+        for begin in range(0, 90_000, 10_000):
+            source.read_into(memoryview(bytearray(10_000)), begin, NEVER)
+        server.faults.append(Fault(nth=1, stall=100))
+        answers = iter([False, True])
+        monkeypatch.setattr(store.speed, "replace", lambda: next(answers))
+        buffer = bytearray(10_000)
+        reader = threading.Thread(target=source.read_into, args=(memoryview(buffer), 0, NEVER), daemon=True)
+        reader.start()
+        reader.join(30)
+        assert bytes(buffer) == DATA[:10_000]
+        source.close()
+
+
 def test_where_everything_becomes_slow_few_are_replaced() -> None:
     with FaultServer(FILES) as server, ThreadPoolExecutor(16) as pool:
         store, source = opened(server, patience=1000.0)

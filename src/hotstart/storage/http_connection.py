@@ -29,7 +29,7 @@ from hotstart.storage.source import Cancel, ReadCancelled
 
 PIECE = 1 << 20
 """Bytes of one receive: between two of them a reader looks at clock and cancellation."""
-_TICK = 0.25
+_TICK = 0.1
 """Seconds after which whoever waits for the peer looks up."""
 _MAX_HEAD = 64 << 10
 _CONNECT, _CONNECT_NEXT = 20.0, 2.0
@@ -218,6 +218,13 @@ class HttpConnection:
     @property
     def stale(self) -> bool:
         """Whether an idle connection was closed by the server, or says what nobody asked for."""
+        return self.readable
+
+    @property
+    def readable(self) -> bool:
+        """Whether something has arrived that was not asked for yet."""
+        if self._rest or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
+            return True
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _SLOWER = 4.0
 """Times the usual duration of a range, after which the rest of it is asked for anew."""
-_NEVER_SLOW = 0.3
+_NEVER_SLOW = 0.1
 """Seconds that every range may take."""
 _REPLACEMENTS = 3
 _RARE = 0.125
@@ -173,10 +173,11 @@ class ObjectSource:
         try:
             while len(left.view):
                 self._receive(answer.connection, left, slow, cancel)
-                if len(left.view) and time.monotonic() >= slow():
+                # Where bytes have arrived it was this process that was slow, or held up by an import.
+                if len(left.view) and time.monotonic() >= slow() and not answer.connection.readable:
                     if self._speed.replace():
                         raise _SlowError
-                    slow = never
+                    slow = self._slow(len(left.view))
         except BaseException:
             answer.connection.close()
             raise
