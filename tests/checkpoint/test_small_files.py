@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -17,7 +20,7 @@ from hotstart.checkpoint.files import SMALL_FILES, TEMPLATES, load_model_files, 
 from hotstart.checkpoint.hub import ALLOW, IGNORE
 from hotstart.checkpoint.remote import fetch_small_files, open_store
 from hotstart.errors import ModelError, ProblemsFound
-from object_servers import KEY, SECRET, S3Server
+from object_servers import KEY, SECRET, OpenS3Server, S3Server
 
 S3 = "s3://models/m"
 CONTENT = {
@@ -105,6 +108,34 @@ def test_a_store_that_cannot_be_listed_gives_everything_with_a_name_of_its_own(
         environ = {"AWS_ENDPOINT_URL": server.url, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
         assert names(fetched(S3, environ, tmp_path / "cache")) == set(SMALL_FILES)
         assert any("list-type" in request.target for request in server.requests)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_store_whose_listings_fail_is_asked_for_one_once_for_each_look(
+    signed: bool, bucket: Path, tmp_path: Path
+) -> None:
+    files = {f"models/m/{name}": (bucket / name).read_bytes() for name in SMALL_FILES}
+    failing = Fault(path="", if_range=lambda begin, end: end == 1 << 62, status=503, body=b"")
+    with FaultServer(files, failing) as server:
+        keys = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+        environ = {"AWS_ENDPOINT_URL": server.url, **(keys if signed else {"AWS_NO_SIGN_REQUEST": "1"})}
+        assert names(fetched(S3, environ, tmp_path / "cache")) == set(SMALL_FILES)
+        assert sum("list-type" in request.target for request in server.requests) == 2  # of a new folder
+
+
+def test_a_store_that_asks_nobody_who_he_is_needs_no_client_of_its_cloud(
+    bucket: Path, tmp_path: Path
+) -> None:
+    text = (
+        "import sys; from hotstart.checkpoint.remote import fetch_small_files, open_store; import os\n"
+        "print(fetch_small_files(open_store(sys.argv[1], environ=os.environ, patience=5.0), sys.argv[2]))\n"
+        "assert 'obstore' not in sys.modules"
+    )
+    with OpenS3Server(bucket.parent.parent) as server:
+        environ = {**os.environ, **server.environ, "AWS_NO_SIGN_REQUEST": "1"}
+        command = [sys.executable, "-c", text, S3, str(tmp_path / "cache")]
+        done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    assert names(Path(done.stdout.strip())) == {*SMALL_FILES, *CONTENT}
 
 
 def test_a_web_server_is_not_asked_for_a_listing(bucket: Path, tmp_path: Path) -> None:

@@ -49,8 +49,10 @@ class CloudSettings(Struct, kw_only=True):
         """The context of https connections; None: the system's default."""
         return ssl.create_default_context(cafile=self.ca_file) if self.ca_file else None
 
-    def open(self, location: Location, *, patience: float = 60.0) -> Any:
+    def open(self, location: Location, *, patience: float = 60.0, retries: int = 6) -> Any:
         """The ``obstore`` store of the container. ``patience``: seconds of trying again.
+
+        Without ``retries`` it is all the time that a request has.
 
         Raises ConfigError and StorageError for credentials that cannot be had.
         """
@@ -59,6 +61,8 @@ class CloudSettings(Struct, kw_only=True):
         self.expires()  # its errors are ours; what a provider raises inside obstore becomes text
         kinds: dict[str, Any] = {"s3": store.S3Store, "gs": store.GCSStore, "az": store.AzureStore}
         client = dict(self.client)
+        if not retries:
+            client |= {"timeout": f"{patience} seconds", "connect_timeout": f"{patience} seconds"}
         if self.ca_file:
             with open(self.ca_file, "rb") as file:
                 client["root_certificate"] = file.read()
@@ -66,7 +70,7 @@ class CloudSettings(Struct, kw_only=True):
             location.container,
             config=self.config,
             client_options=client,
-            retry_config={"max_retries": 6, "retry_timeout": timedelta(seconds=patience)},
+            retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=patience)},
             credential_provider=self.credential_provider,
         )
 

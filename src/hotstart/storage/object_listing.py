@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
+from html import unescape
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -49,6 +51,13 @@ def list_names(client: Any, prefix: str) -> list[str]:
     import obstore
 
     return list(_named(prefix, obstore.list_with_delimiter(client, prefix)["objects"]))
+
+
+def names_in(listing: bytes, prefix: str) -> list[str]:
+    """The names of the objects of a folder, from a page of XML as S3, Google and Azure write it."""
+    keys = [unescape(found.decode()) for found in re.findall(rb"<(?:Key|Blob><Name)>([^<]*)<", listing)]
+    start = f"{prefix}/"
+    return [key[len(start) :] for key in keys if key.startswith(start) and key != start]
 
 
 def _named(prefix: str, objects: Any) -> dict[str, ObjectInfo]:
