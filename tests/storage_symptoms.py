@@ -246,6 +246,11 @@ def nobody_there(place: Place) -> str:
     return place.check(f"{gone.url}/m")
 
 
+def overloaded_store(place: Place) -> str:
+    with place.web(Fault(status=503)) as server:
+        return place.check(f"{server.url}/m")
+
+
 def proxy_of_another_kind(place: Place) -> str:
     return place.check("http://store.example/m", HTTP_PROXY="socks5://proxy.example:1080")
 
@@ -358,6 +363,7 @@ STORAGE: dict[str, Callable[[Place], str]] = {
     "No storage account is named": no_account,
     "Google's credentials are of another kind": other_credentials_of_google,
     "The store cannot be reached": nobody_there,
+    "The store is overloaded": overloaded_store,
     "The proxy cannot be used": proxy_of_another_kind,
     "The certificate is not trusted": private_certificate,
     "The server ignores ranges": whole_files,

@@ -327,6 +327,27 @@ def test_closing_the_last_source_closes_the_connections() -> None:
         until(lambda: server.open_connections == 0)
 
 
+@pytest.mark.parametrize("doing", ["fetch", "read"])
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [(503, "overloaded, or limits requests"), (429, "overloaded"), (502, "a proxy before it")],
+)
+def test_a_store_that_answers_and_lasts_in_failing_is_not_called_unreachable(
+    status: int, advice: str, doing: str
+) -> None:
+    failing = Fault(status=status, body=b"<Code>SlowDown</Code>")
+    with FaultServer(FILES) as server:
+        store, source = opened(server, patience=0.3)
+        server.faults.append(failing)
+        with pytest.raises(StorageError, match=f"{status} SlowDown") as caught:
+            store.fetch("a.bin", 8) if doing == "fetch" else source.read_into(
+                memoryview(bytearray(8)), 0, NEVER
+            )
+        source.close()
+    assert "cannot be reached" not in str(caught.value)
+    assert advice in caught.value.advice
+
+
 def test_a_store_that_never_answered_is_named_without_a_secret() -> None:
     with FaultServer(FILES) as server:
         address = server.url

@@ -330,6 +330,22 @@ def test_a_refusal_says_code_message_and_likely_cause(name: str) -> None:
     assert "hush" not in text
 
 
+def test_an_address_of_numbers_is_asked_in_path_style_whatever_is_set(s3: ObjectServer) -> None:
+    store = opened("s3://rooted", s3, AWS_S3_ADDRESSING_STYLE="virtual")
+    assert set(store.list()) == NAMES
+    assert store.fetch("config.json", 100) is not None
+    assert "path style (no name can stand before an IP address" in store.settings.described
+    store.close()
+
+
+def test_a_listing_that_lasts_in_failing_tells_of_the_stores_load() -> None:
+    with FaultServer({}, Fault(status=503, body=error("SlowDown"))) as server:
+        environ = {"AWS_ENDPOINT_URL": server.url, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+        store = open_store("s3://models/m", environ={**NO_ROLE, **environ}, patience=0.2)
+        with pytest.raises(StorageError, match=r"503 SlowDown.*overloaded, or limits requests"):
+            store.list()
+
+
 def test_who_may_not_list_is_told_which_models_need_no_listing() -> None:
     with FaultServer({}, Fault(status=403, body=error("AccessDenied"))) as server:
         environ = {"AWS_ENDPOINT_URL": server.url, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}

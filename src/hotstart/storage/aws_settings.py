@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -136,6 +137,13 @@ class _Style(Struct, frozen=True):
 
 def _style(environ: Mapping[str, str], profile: Profile, bucket: str, endpoint: Value) -> _Style:
     """Path style: the bucket in the path. Virtual-hosted style: in the host's name."""
+    style = _named_style(environ, profile, bucket, endpoint)
+    if not style.path and _is_ip_address(urlsplit(endpoint.text).hostname or ""):
+        return _Style(True, f"no name can stand before an IP address, whatever {style.origin} says")
+    return style
+
+
+def _named_style(environ: Mapping[str, str], profile: Profile, bucket: str, endpoint: Value) -> _Style:
     asked = first(environ, "AWS_S3_ADDRESSING_STYLE") or profile.s3("addressing_style")
     if asked and asked.text.lower() not in ("path", "virtual", "auto"):
         raise ConfigError(f"The addressing style is {asked}", expected="path, virtual or auto")
@@ -151,6 +159,14 @@ def _style(environ: Mapping[str, str], profile: Profile, bucket: str, endpoint: 
     if not _PLAIN_BUCKET.fullmatch(bucket):
         return _Style(True, "the bucket's name has a dot or is no host name")
     return _Style(False, "AWS's own")
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _in_host(endpoint: str, bucket: str) -> str:

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from hotstart.errors import ModelError, StorageError
 from hotstart.storage.http_connection import Head
+from hotstart.storage.retry import TRANSIENT
 
 if TYPE_CHECKING:
     from hotstart.errors import HotstartError
@@ -160,6 +161,8 @@ def cause_of(refusal: Refusal, settings: CloudSettings) -> str:
         return _CAUSES[refusal.code]
     if refusal.status in (401, 403):
         return settings.advice or _MAY_NOT_READ
+    if failing := advice_on_failing(refusal.status):
+        return failing
     if (
         re.search("lookup address|[Nn]ame or service", refusal.message)
         and "virtual-hosted" in settings.described
@@ -170,6 +173,19 @@ def cause_of(refusal: Refusal, settings: CloudSettings) -> str:
     if refusal.status == 0 and refusal.message:
         return "Check the endpoint and the network"
     return "" if refusal.status else settings.advice
+
+
+def advice_on_failing(status: int) -> str:
+    """What to do about a status that lasts though it may pass; empty: it is not of that kind."""
+    if status in (429, 503, 509):
+        return (
+            "The store is overloaded, or limits requests: start fewer servers at once, lower the number of "
+            "reads in flight (concurrency in --model-loader-extra-config), or ask for a higher limit; "
+            "--storage-timeout waits longer"
+        )
+    if status in TRANSIENT:
+        return "The store, or a proxy before it, fails: look at its log; --storage-timeout waits longer"
+    return ""
 
 
 def _refusal(head: Head, body: bytes) -> Refusal:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from hotstart.errors import HotstartError, StorageError
 from hotstart.storage.http_connection import Head, HttpConnection, StalledError, Until, never
-from hotstart.storage.object_errors import code_of
+from hotstart.storage.object_errors import advice_on_failing, code_of
 from hotstart.storage.retry import TRANSIENT, Persistence, TransientError, retry_after
 from hotstart.storage.source import Cancel
 
@@ -254,7 +254,7 @@ class ObjectSource:
 
     def _error(self, head: Head, body: bytes) -> Exception:
         if is_transient(head, body):
-            return TransientError(self._store.wording(head, body), retry_after(head.headers))
+            return TransientError(self._store.wording(head, body), retry_after(head.headers), head.status)
         refusal = self._store.refusal(self._key, head, body)
         if head.status in (401, 403) or code_of(body) in _EXPIRED_CODES:
             return _RefusedError(refusal)
@@ -296,10 +296,11 @@ class ObjectSource:
         try:
             left.persistence.failed(error, cancel)
         except OSError as last:
+            busy = isinstance(last, TransientError) and advice_on_failing(last.status)
             raise StorageError(
                 f"{self.name} gave no byte for {left.persistence.stuck:.0f} s at byte {left.offset}, "
                 f"in {left.persistence.failures} attempts: {last}",
-                advice=self._store.advice
+                advice=busy
                 or "Look at the store's status and at the network between; "
                 "--storage-timeout allows more time",
             ) from None

@@ -97,11 +97,6 @@ class ObjectStore:
         self._urls: dict[str, tuple[str, float]] = {}
         self._store: Any = None
 
-    @property
-    def advice(self) -> str:
-        """What to look at when requests fail, beyond the store's own words."""
-        return self.settings.advice
-
     def name(self, key: str) -> str:
         """How a key is called in messages."""
         return f"{self.location.scheme}://{self.location.container}/{key}"
@@ -251,11 +246,11 @@ class ObjectStore:
         """Before the next attempt at a key. Raises StorageError when patience is at its end."""
         unheard = not self._answered and isinstance(error, (ConnectionRefusedError, socket.gaierror))
         if unheard and persistence.stuck > _FIRST_CONTACT:
-            raise self._unreachable(key, error)
+            raise self._given_up(key, error, persistence)
         try:
             persistence.failed(error, cancel)
         except OSError as last:
-            raise self._unreachable(key, last) from None
+            raise self._given_up(key, last, persistence) from None
 
     def _fetch_once(
         self,
@@ -291,7 +286,7 @@ class ObjectStore:
             whole = {name: value for name, value in headers.items() if name != "Range"}
             return self._fetch_once(key, limit, whole, optional, persistence, cancel)
         if is_transient(head, body):
-            raise TransientError(wording(head, body), retry_after(head.headers))
+            raise TransientError(wording(head, body), retry_after(head.headers), head.status)
         if optional and head.status == 403 and code_of(body) in ("", "AccessDenied"):
             return None
         if head.status not in (200, 206):
@@ -383,8 +378,12 @@ class ObjectStore:
         """The error for what ``obstore`` raised."""
         return explain_client(self.name(key), self.settings, doing, error)
 
-    def _unreachable(self, key: str, error: OSError) -> StorageError:
+    def _given_up(self, key: str, error: OSError, persistence: Persistence) -> StorageError:
+        status = error.status if isinstance(error, TransientError) else 0
+        found = f"{self.name(key)} cannot be reached: {error}"
+        if status:
+            found = f"{self.name(key)}: {error}, for {persistence.stuck:.0f} s"
         return StorageError(
-            f"{self.name(key)} cannot be reached: {error} ({self.settings.described})",
-            advice=cause_of(Refusal(0, "", str(error)), self.settings),
+            f"{found} ({self.settings.described})",
+            advice=cause_of(Refusal(status, "", str(error)), self.settings),
         )

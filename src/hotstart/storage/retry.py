@@ -22,11 +22,15 @@ _SILENCE = 0.25, 0.5
 
 
 class TransientError(OSError):
-    """An answer that may be another one soon. ``retry_after``: seconds that the server asked for."""
+    """An answer that may be another one soon. ``retry_after``: seconds that the server asked for.
 
-    def __init__(self, text: str, retry_after: float | None = None) -> None:
+    ``status``: of an answer that is no object; 0: what came was not what had been asked for.
+    """
+
+    def __init__(self, text: str, retry_after: float | None = None, status: int = 0) -> None:
         super().__init__(text)
         self.retry_after = retry_after
+        self.status = status
 
 
 class Persistence:
