@@ -23,11 +23,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "storage": {"config"} | GROUND,
     "checkpoint": {"storage", "config"} | GROUND,
     "models.spec": GROUND,
+    "models.fused_names": {"models.spec"} | GROUND,
     "layers": {"models.spec"} | GROUND,
     "attention": {"models.spec"} | GROUND,
-    "models": {"models.spec", "layers", "attention"} | GROUND,
-    "loading": {"models.spec", "checkpoint", "storage", "device", "config"} | GROUND,
-    "engine": {"models", "models.spec", "layers", "attention", "loading"}
+    "models": {"models.spec", "models.fused_names", "layers", "attention"} | GROUND,
+    "loading": {"models.spec", "models.fused_names", "checkpoint", "storage", "device", "config"} | GROUND,
+    "convert": {"models", "models.spec", "models.fused_names", "loading", "checkpoint", "storage", "config"}
+    | GROUND,
+    "engine": {"models", "models.spec", "models.fused_names", "layers", "attention", "loading"}
     | {"checkpoint", "storage", "device", "config"}
     | GROUND,
     "frontend": {"checkpoint", "config", "version"} | GROUND,
@@ -37,9 +40,9 @@ ANYTHING = {"bench", "cli", "llm", "__init__", "__main__"}
 
 
 def room_of(module: str) -> str:
-    """``hotstart.models.spec`` is a room of its own: what attention and loading need of a model."""
+    """Two modules of ``models`` are rooms of their own: what attention and loading need of a model."""
     _, _, inside = module.partition(".")
-    return inside if inside == "models.spec" else inside.split(".")[0]
+    return inside if inside in ("models.spec", "models.fused_names") else inside.split(".")[0]
 
 
 def imports_of(path: Path) -> Iterator[tuple[int, str]]:
