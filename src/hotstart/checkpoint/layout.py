@@ -18,7 +18,7 @@ from msgspec import Struct
 from hotstart.checkpoint.base import Checkpoint, Skipped, TensorRef
 from hotstart.checkpoint.files import INDEX, SMALL_FILES, read_json
 from hotstart.checkpoint.folder import Folder, LocalFolder
-from hotstart.checkpoint.refusals import no_weights
+from hotstart.checkpoint.refusals import no_weights, pre_sharded
 from hotstart.checkpoint.safetensors import Header
 from hotstart.checkpoint.wording import count, few
 from hotstart.errors import HotstartError, ModelError, raise_all
@@ -45,11 +45,11 @@ def open_checkpoint(place: Folder | str, *, ignore_index: bool = False) -> Check
     folder = LocalFolder(place) if isinstance(place, str) else place
     listing = _Listing(folder)
     chosen = _choose(listing, ignore_index)
-    headers, absent, problems = _read_headers(folder, chosen.names)
+    headers, absent, problems = read_headers(folder, chosen.names)
     if absent:
         problems.insert(0, _absent_error(listing, chosen, absent, headers))
     raise_all(problems)
-    tensors = _merge(headers)
+    tensors = merge_headers(headers)
     _check_index(chosen, tensors)
     return Checkpoint(
         path=folder.path,
@@ -133,6 +133,8 @@ def _choose(listing: _Listing, ignore_index: bool) -> _Chosen:
         return _Chosen([SINGLE])
     if not models:
         raise no_weights(listing.path, listing.names, list(listing.weights))
+    if (problem := pre_sharded(listing.path, models)) is not None:
+        raise problem
     numbered = [match for match in map(_NUMBERED.fullmatch, models) if match]
     expected = {
         f"{prefix}-{number:05}-of-{total}.safetensors"
@@ -172,8 +174,11 @@ def _read_index(file: str, path: str) -> dict[str, str]:
     return weight_map
 
 
-def _read_headers(folder: Folder, names: list[str]) -> tuple[list[Header], list[str], list[HotstartError]]:
-    """Headers, names of absent files, problems of damaged ones; several at once, for distant storage."""
+def read_headers(folder: Folder, names: list[str]) -> tuple[list[Header], list[str], list[HotstartError]]:
+    """Headers, names of absent files, problems of damaged ones; several at once, for distant storage.
+
+    The header of ``names[n]`` has the file number n.
+    """
 
     def read(file: int) -> Header | HotstartError | None:
         try:
@@ -204,7 +209,8 @@ def _until_slow(read: Callable[[int], T], count: int) -> Iterator[T]:
             return
 
 
-def _merge(headers: list[Header]) -> dict[str, TensorRef]:
+def merge_headers(headers: list[Header]) -> dict[str, TensorRef]:
+    """Every tensor by name. Raises ModelError for one that is stored twice."""
     tensors: dict[str, TensorRef] = {}
     stored = [ref for header in headers for ref in header.tensors]
     repeated = [ref for ref in stored if tensors.setdefault(ref.name, ref) is not ref]
@@ -233,7 +239,10 @@ def _absent_error(listing: _Listing, chosen: _Chosen, absent: list[str], headers
         others = [name for name in listing.models if name not in chosen.names]
     except HotstartError:
         others = []  # a listing that is refused is not what is wrong
-    more, _, _ = _read_headers(listing.folder, others)
+    # Who writes such a directory copies the plain one's index too.
+    if (problem := pre_sharded(listing.path, others)) is not None:
+        return problem
+    more, _, _ = read_headers(listing.folder, others)
     stored = {ref.name for header in (*headers, *more) for ref in header.tensors}
     held = len(stored & chosen.weight_map.keys())
     complete = held == len(chosen.weight_map)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from hotstart.checkpoint.sharded_names import find_shards, sizes_of
+from hotstart.checkpoint.wording import count
 from hotstart.errors import HotstartError, ModelError
 from hotstart.storage.access import read_error
 
@@ -66,6 +68,20 @@ def no_weights(path: str, names: list[str], weights: list[str]) -> ModelError:
         f"{path} holds no weight files",
         expected=_EXPECTED,
         advice="Copy or download the weights; a clone without large-file support leaves them out",
+    )
+
+
+def pre_sharded(path: str, names: list[str]) -> ModelError | None:
+    """The error for a pre-sharded directory that was to be read as a plain one; None: it is none."""
+    found = find_shards(names)
+    if not found:
+        return None
+    shards = found[0]
+    return ModelError(
+        f"{path} holds a pre-sharded checkpoint for {sizes_of(shards.tp_size, shards.pp_size)} "
+        f"({count(len(shards.files), 'file')}, {shards.files[0].name} among them)",
+        expected=_EXPECTED,
+        advice="Pass --load-format sharded_state (or runai_streamer_sharded)",
     )
 
 

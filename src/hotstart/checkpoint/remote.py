@@ -59,6 +59,10 @@ class ObjectFolder:
                     if indexed
                     else "Put the index beside the weights, as it was published",
                 )
+        return self.listing()
+
+    def listing(self) -> dict[str, int]:
+        """Bytes of every file by name, by a listing; see :meth:`sizes`. Of a web server: none."""
         return {name: info.size for name, info in self.store.list().items()}
 
     def header(self, name: str, file: int) -> Header | None:
