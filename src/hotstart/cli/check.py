@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from hotstart.checkpoint.base import Checkpoint, ModelFiles
 from hotstart.checkpoint.files import load_model_files, overrides_of
 from hotstart.checkpoint.folder import Folder, open_folder, shown_folder
-from hotstart.checkpoint.layout import describe, open_checkpoint
+from hotstart.checkpoint.layout import describe
 from hotstart.checkpoint.refusals import no_directory
 from hotstart.checkpoint.resolve import is_path, resolve
 from hotstart.checkpoint.wording import count
@@ -313,7 +313,9 @@ def _check_weights(config: Config, report: Report, opened: Callable[[Checkpoint]
         return
     with report.check("weights"):
         assert report.folder is not None
-        checkpoint = open_checkpoint(report.folder, ignore_index=config.model.ignore_index)
+        from hotstart.loading.by_format import open_weights
+
+        checkpoint = open_weights(report.folder, config)
         report.checkpoint = checkpoint
         opened(checkpoint)
         for line in describe(checkpoint):
@@ -325,9 +327,9 @@ def _check_weights(config: Config, report: Report, opened: Callable[[Checkpoint]
         report.skip("tensors", "needs a configuration and whole weight files")
         return
     with report.check("tensors"):
-        from hotstart.loading.match import match
+        from hotstart.loading.by_format import match_weights
 
-        matched = match(report.family.specs(report.geometry), report.checkpoint, config.model.dtype)
+        matched = match_weights(report.family.specs(report.geometry), report.checkpoint, config)
         report.matched = matched
         report.ok("tensors", f"all {len(matched.loads)} found, {format_size(matched.nbytes)}")
         for note in matched.notes:

@@ -13,7 +13,6 @@ from msgspec import Struct, structs
 from hotstart.checkpoint.base import Checkpoint, ModelFiles
 from hotstart.checkpoint.files import load_model_files, overrides_of
 from hotstart.checkpoint.folder import open_folder, shown_folder
-from hotstart.checkpoint.layout import open_checkpoint
 from hotstart.checkpoint.wording import count
 from hotstart.config.settings import Config
 from hotstart.device import host
@@ -22,7 +21,8 @@ from hotstart.engine.kv_size import KVSize, Need, SizeFlag, kv_size
 from hotstart.engine.placement import Placement, Weights, place
 from hotstart.engine.step_memory import StepShape
 from hotstart.errors import ConfigError, DeviceError, ModelError
-from hotstart.loading.match import Matched, match
+from hotstart.loading.by_format import match_weights, open_weights
+from hotstart.loading.match import Matched
 from hotstart.models.base import Family, Geometry, Model
 from hotstart.models.registry import family_for
 from hotstart.models.spec import WeightSpec
@@ -116,7 +116,7 @@ def prepare(config: Config, found: Callable[[], bytes | None] | None = None) -> 
         checkpoint, matched = Checkpoint(config.model.path, (), {}), without_files(specs, config, files)
     else:
         checkpoint = _checkpoint(config, found)
-        matched = match(specs, checkpoint, config.model.dtype)
+        matched = match_weights(specs, checkpoint, config)
     return Prepared(
         config=config,
         files=files,
@@ -140,7 +140,7 @@ def _checkpoint(config: Config, found: Callable[[], bytes | None] | None) -> Che
             from hotstart.checkpoint import passing
 
             return passing.decode(passed, folder)
-    return open_checkpoint(folder, ignore_index=config.model.ignore_index)
+    return open_weights(folder, config)
 
 
 def follow_up(prepared: Prepared, say: Callable[[int, str], None]) -> Afterwards | None:

@@ -1,0 +1,45 @@
+"""Which files of a folder are read, and what a model finds in them: as ``--load-format`` has it. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hotstart.checkpoint.layout import open_checkpoint
+from hotstart.loading.match import Matched, match
+
+if TYPE_CHECKING:
+    from hotstart.checkpoint.base import Checkpoint
+    from hotstart.checkpoint.folder import Folder
+    from hotstart.checkpoint.sharded_names import Rank
+    from hotstart.config.settings import Config
+    from hotstart.models.spec import WeightSpec
+
+_SHARDED = ("sharded_state", "runai_streamer_sharded")
+
+
+def open_weights(folder: Folder, config: Config) -> Checkpoint:
+    """Choose the weight files and read their headers. Raises ModelError, StorageError and ConfigError."""
+    load = config.load
+    if load.load_format in _SHARDED:
+        from hotstart.checkpoint.sharded import open_sharded
+
+        pattern = load.model_loader_extra_config.get("pattern")
+        return open_sharded(folder, rank_of(config), pattern, said=load.load_format)
+    return open_checkpoint(folder, ignore_index=config.model.ignore_index)
+
+
+def match_weights(specs: Sequence[WeightSpec], checkpoint: Checkpoint, config: Config) -> Matched:
+    """As :func:`hotstart.loading.match.match`, of a checkpoint that :func:`open_weights` has opened."""
+    if config.load.load_format in _SHARDED:
+        from hotstart.loading.rank import match_rank
+
+        return match_rank(specs, checkpoint, rank_of(config), config.model.dtype)
+    return match(specs, checkpoint, config.model.dtype)
+
+
+def rank_of(config: Config) -> Rank:
+    """The rank that this process is: there is one."""
+    from hotstart.checkpoint.sharded_names import Rank
+
+    return Rank(config.parallel.tensor_parallel_size, 0, config.parallel.pipeline_parallel_size, 0)
