@@ -31,6 +31,7 @@ from object_servers import S3Server
 from sharded_files import TP, parameters, write_sharded
 
 VOCAB = 70
+RECORDED = Path(__file__).parent / "recorded" / "sharded"
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def load(plan: RankPlan) -> dict[str, Tensor]:
     image = Image(plan.checkpoint)
     image.start()
     loads = list(plan.matched.loads)
-    store = ImageStore(image, loads, {}, torch.float32)
+    store = ImageStore(image, loads, {}, getattr(torch, plan.matched.dtype))
     image.wait()
     slots = {spec.slot: store.tensor(spec.slot) for spec, _ in loads}
     assert all(isinstance(tensor, Tensor) for tensor in slots.values())
@@ -318,3 +319,14 @@ def test_an_embedding_of_other_rows_is_no_padding(plain: Path, tmp_path: Path) -
     save_file(tensors, file)
     message = refusal(target, plain, Rank())
     assert "model.embed_tokens.weight in model-rank-0-part-0.safetensors is [100, 64]" in message
+
+
+@pytest.mark.parametrize("rank", [Rank(), Rank(2, 0), Rank(2, 1)], ids=str)
+def test_files_that_vllm_wrote_hold_the_plain_weights(rank: Rank) -> None:
+    """See recorded/sharded/README.md."""
+    plain = RECORDED / "plain"
+    plan = plan_rank(str(RECORDED / f"tp{rank.tp_size}"), specs(plain), rank)
+    found, wanted = load(plan), expected(plain, rank)
+    assert found.keys() == wanted.keys()
+    for slot, tensor in found.items():
+        assert torch.equal(tensor, wanted[slot]), slot
