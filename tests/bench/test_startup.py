@@ -36,6 +36,10 @@ def test_other_server_is_measured_by_its_command(
         ([], "neither MODEL nor --command"),
         (["--command", "server"], "--command and --port belong together"),
         (["no/such/model"], "no/such/model is no directory"),
+        (
+            ["s3://b/m"],
+            r"s3://b/m lies in a store.*--port 8001 --command 'hotstart serve s3://b/m --port 8001'",
+        ),
         (["--iterations", "0"], "--iterations is 0; expected a whole number"),
     ],
 )

@@ -243,3 +243,20 @@ def test_a_web_server_with_neither_index_nor_the_one_file_says_what_is_needed(tm
         with pytest.raises(ModelError, match=r"neither model\.safetensors\.index\.json nor model\.safe"):
             open_checkpoint(ObjectFolder(store, str(small)))
         store.close()
+
+
+def test_shards_that_a_web_server_does_not_have_are_told_as_its_own(tmp_path: Path) -> None:
+    files = of_folder(write_model(tmp_path / "model", shards=3))
+    absent = sorted(name for name in files if name.endswith(".safetensors"))[1:]
+    for name in absent:
+        del files[name]
+    with FaultServer(files) as server:
+        small = fetched(server, tmp_path / "cache")
+        store = open_store(f"{server.url}/m", environ={}, patience=5.0)
+        with pytest.raises(
+            ModelError, match=r"names 2 absent files \(.*\); files there hold \d+ of 21"
+        ) as caught:
+            open_checkpoint(ObjectFolder(store, str(small)))
+        store.close()
+    assert str(tmp_path) not in str(caught.value)
+    assert "on disk" not in str(caught.value)

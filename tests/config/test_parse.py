@@ -214,7 +214,7 @@ def test_words_after_two_dashes_are_no_flags() -> None:
 
 @pytest.mark.parametrize("node", ["/dev/nvme0n1", "/dev/sda1"])
 def test_a_device_node_is_refused_with_the_way_out(node: str) -> None:
-    with pytest.raises(ConfigError, match="Mount it and pass the directory"):
+    with pytest.raises(ConfigError, match=r"address such as s3://.* Mount it and pass the directory"):
         parse_serve([node], {})
 
 

@@ -22,6 +22,7 @@ from hotstart.config.flags import Group, Positional, flag
 from hotstart.config.paths import absolute
 from hotstart.config.values import Choice, Number, Switch, Text, Whole
 from hotstart.errors import ConfigError, EngineError
+from hotstart.storage.location import is_location, shown
 
 WARM, COLD, COLD_NODE = "warm", "cold", "cold-node"
 
@@ -150,6 +151,13 @@ def _directory(model: str | None) -> str:
     """The model's directory; empty when only ``--command`` is given."""
     if not model:
         return ""
+    if is_location(model):
+        raise ConfigError(
+            f"{shown(model)} lies in a store, whose bytes cannot be evicted here nor read for the floor",
+            expected="a model directory",
+            advice="Measure such a start without the floor: `hotstart bench startup --port 8001 --command "
+            f"'hotstart serve {shown(model)} --port 8001'`",
+        )
     path = absolute(model)
     if not os.path.isdir(path):
         raise ConfigError(

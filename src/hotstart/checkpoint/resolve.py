@@ -47,7 +47,8 @@ def resolve(
     if not _HUB_NAME.fullmatch(model) or ".." in model or "--" in model:
         raise ConfigError(
             f"{model!a} is neither a directory here nor a name on the hub",
-            expected="a path that starts with /, . or ~, or a hub name such as Qwen/Qwen3-0.6B",
+            expected="a path that starts with /, . or ~, a hub name such as Qwen/Qwen3-0.6B, or an address "
+            "such as s3://BUCKET/PREFIX",
             advice=f"If a directory is meant: ./{model}",
         )
     from hotstart.checkpoint.hub import download

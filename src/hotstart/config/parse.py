@@ -91,7 +91,7 @@ def _check_model(arguments: Arguments) -> None:
     if model.startswith("/dev/") and not model.startswith("/dev/shm/"):
         raise ConfigError(
             f"{model} is a device",
-            expected="a directory or a name on the hub",
+            expected="a directory, a name on the hub, or an address such as s3://BUCKET/PREFIX",
             advice="Mount it and pass the directory: `hotstart serve /mnt/model`",
         )
 
