@@ -1,4 +1,4 @@
-"""Which files of a folder are read, and what a model finds in them: as ``--load-format`` has it. Torch-free."""
+"""Which files of a folder are read, and what a model finds in them, by ``--load-format``. Torch-free."""
 
 from __future__ import annotations
 
