@@ -31,6 +31,7 @@ from hotstart.frontend.protocol import fields as f
 from hotstart.frontend.protocol.chat import Messages
 from hotstart.frontend.sampling import per_choice
 from hotstart.frontend.start import load_text
+from hotstart.loading.loader_check import check_loader
 from hotstart.messages import NewRequest, SamplingParams, TokenLogprobs, pack_ids
 
 Prompt = str | Sequence[int] | dict[str, Any]
@@ -308,6 +309,7 @@ def _plain(prompt: Prompt) -> str | list[int]:
 
 def _resolved(config: Config) -> Config:
     """With the directory of the model; what is not on this machine is fetched first."""
+    check_loader(config)
     config = located(config)
     check_mount(config)
     return config

@@ -26,6 +26,7 @@ MUST = (
 --dtype float32 | --seed 1 | --max-model-len auto | --max-model-len -1 | --max-model-len 8k
 --hf-overrides {"a":1} | --generation-config vllm | --override-generation-config {"temperature":0.5}
 --download-dir /d | --load-format auto | --load-format safetensors | --load-format dummy
+--load-format runai_streamer | --load-format fastsafetensors | --load-format instanttensor
 --model-loader-extra-config {"concurrency":16,"memory_limit":5368709120}
 --safetensors-load-strategy lazy | --safetensors-load-strategy eager | --safetensors-load-strategy prefetch
 --safetensors-prefetch-num-threads 4 | --safetensors-prefetch-block-size 8388608 | --use-tqdm-on-load
@@ -62,7 +63,7 @@ SHOULD = (
 
 REFUSED_BY_NAME = (
     """
--tp 2 | -pp 2 | --load-format tensorizer | --load-format runai_streamer | --load-format pt
+-tp 2 | -pp 2 | --load-format tensorizer | --load-format mistral | --load-format pt
 --quantization fp8 | -q awq | --enable-lora | --lora-modules a=b | --kv-cache-dtype fp8
 --enable-auto-tool-choice | --tool-call-parser hermes | --reasoning-parser deepseek_r1
 --attention-backend FLASHINFER | -ep | --enable-expert-parallel | --scheduling-policy priority

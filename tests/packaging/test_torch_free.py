@@ -21,7 +21,7 @@ NEEDS_TORCH = {
     "attention.sdpa_paged", "attention.sdpa_slab",
     "engine.core", "engine.model_runner", "engine.sampler", "engine.sampling_numbers",
     "layers.activation", "layers.linear", "layers.norm", "layers.rope",
-    "loading.image_store", "loading.random_store",
+    "loading.image_store", "loading.random_store", "loading.streams.stream_store",
     "models.llama_forward", "models.opt_forward",
 }  # fmt: skip
 """Imported when torch is there, by what runs after it."""

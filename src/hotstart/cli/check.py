@@ -32,7 +32,7 @@ from hotstart.cli.check_place import (
 from hotstart.cli.limits import address_space
 from hotstart.cli.output import say
 from hotstart.errors import HotstartError, ProblemsFound
-from hotstart.loading.options import LoaderOptions
+from hotstart.loading.loader_check import check_loader
 from hotstart.storage.access import check_directory
 from hotstart.storage.location import is_location, shown
 from hotstart.storage.mounts import Mount
@@ -139,17 +139,13 @@ def run_checks(
     stored twice.
     """
     report = Report()
-    with report.check("model"):
-        config = located(config)
-        report.path = config.model.path
-        if not os.path.isdir(report.path):
-            raise no_directory(report.path)
-        check_directory(report.path)
-        # What is wrong with --disk-cache is reported as such, beside everything else.
-        report.folder = open_folder(config.model, replace(config.load, disk_cache=None))
-        report.ok("model", describe_folder(report))
     with report.check("loader"):
-        LoaderOptions.parse(config.load.model_loader_extra_config)
+        if loader := check_loader(config):
+            report.ok("loader", loader)
+    if report.problems and not is_path(config.model.model):
+        report.skip("model", "not fetched, for the loader would not read it")
+    else:
+        config = _find_model(config, report)
     with report.check("mount"):
         check_mount(config)
     if report.folder is not None:
@@ -177,6 +173,20 @@ def run_checks(
         with report.check("port"):
             report.ok("port", _try_port(config.http))
     return report
+
+
+def _find_model(config: Config, report: Report) -> Config:
+    """The settings with the model's directory, which may have to be fetched."""
+    with report.check("model"):
+        config = located(config)
+        report.path = config.model.path
+        if not os.path.isdir(report.path):
+            raise no_directory(report.path)
+        check_directory(report.path)
+        # What is wrong with --disk-cache is reported as such, beside everything else.
+        report.folder = open_folder(config.model, replace(config.load, disk_cache=None))
+        report.ok("model", describe_folder(report))
+    return config
 
 
 def main(config: Config, *, explain: bool = False) -> int:

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from hotstart.checkpoint.folder import LocalFolder
+from hotstart.config.load_formats import is_stream
 from hotstart.errors import HotstartError
 from hotstart.loading.explain import Plan, lines, plan_of, short
 from hotstart.loading.options import LoaderOptions
@@ -31,6 +32,9 @@ def explained(config: Config, report: Report) -> Iterator[str]:
         return
     from hotstart.config import cache_root
 
+    if is_stream(config.load.load_format):
+        yield f"  none: {config.load.load_format} reads by itself, and does not say how"
+        return
     root = cache_root.resolve(config.cache_root or None, os.environ)
     try:
         plan = plan_for(config, report, checkpoint)

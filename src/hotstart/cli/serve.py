@@ -287,9 +287,14 @@ class _Server:
     def _explain(self, report: Report) -> None:
         """Say how the weights are read. The engine, which has begun, need not wait for a line of the log."""
         from hotstart.cli.explain import Expectation, plan_for
+        from hotstart.config.load_formats import is_stream
         from hotstart.errors import HotstartError
 
-        if report.checkpoint is None or not report.checkpoint.files:
+        if (
+            report.checkpoint is None
+            or not report.checkpoint.files
+            or is_stream(self.config.load.load_format)
+        ):
             return
         try:
             plan = plan_for(self.config, report, report.checkpoint)
@@ -319,6 +324,7 @@ class _Server:
         from hotstart.checkpoint.resolve import is_path
         from hotstart.cli.check import located
         from hotstart.errors import HotstartError
+        from hotstart.loading.loader_check import check_loader
         from hotstart.storage.location import is_location
 
         config = self.config
@@ -329,6 +335,7 @@ class _Server:
                 if config.load.expect_mount is None:
                     raise
                 return config  # the mount is the likelier cause: the checks look at it and report both
+        check_loader(config)
         self._check_tls()  # a download may take hours, and be served with these files meanwhile
         with self.timeline.phase("fetch" if is_location(config.model.model) else "download") as phase:
 

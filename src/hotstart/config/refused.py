@@ -16,32 +16,6 @@ _COUNT = Whole(0)
 _ONE = Whole(1)
 
 _ONE_RANK = "this version runs one rank on one machine"
-_OWN_FORMAT = "the plain checkpoint loads without it: leave --load-format out"
-_CONVERT = "pass a directory with safetensors"
-
-LOAD_FORMATS = {
-    **{
-        name: (f"the {name} loader is not supported", _OWN_FORMAT)
-        for name in ("runai_streamer", "fastsafetensors", "instanttensor", "ipc_cache", "modelexpress")
-    },
-    **{
-        name: (f"checkpoints in the {name} layout are not supported", _CONVERT)
-        for name in (
-            "runai_streamer_sharded",
-            "sharded_state",
-            "tensorizer",
-            "gguf",
-            "bitsandbytes",
-            "mistral",
-        )
-    },
-    "hf": ("it also reads pickle files, which can run code", "use auto or safetensors"),
-    **dict.fromkeys(
-        ("pt", "npcache"),
-        ("pickle files can run code, so they are never read", "convert the weights to safetensors"),
-    ),
-}
-"""Values of ``--load-format`` that are refused: ``(because, instead)``."""
 
 _WORLD = Group(
     "Refused: more than one rank",

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from hotstart.config.command import Command
 from hotstart.config.flags import Group, Positional, flag
+from hotstart.config.load_formats import ACCEPTED, REFUSALS
 from hotstart.config.no_effect import NO_EFFECT_GROUP
-from hotstart.config.refused import LOAD_FORMATS, REFUSED_GROUPS
+from hotstart.config.refused import REFUSED_GROUPS
 from hotstart.config.values import Choice, Json, Many, Number, Size, Text, Whole
 
 _WORD = Text("NAME")
@@ -97,13 +98,13 @@ _LOADING_GROUP = Group(
     flag(
         "--load-format",
         to="load.load_format",
-        kind=Choice("auto", "safetensors", "dummy"),
-        help="dummy: random weights, nothing is read",
+        kind=Choice(*ACCEPTED),
+        help="who reads the weights, see docs/loaders.md; dummy: random weights, nothing is read",
         reasons={
             **{
                 name: (f"{name} is a medium, not a format", _MOUNT) for name in ("nvme", "block", "s3", "nfs")
             },
-            **LOAD_FORMATS,
+            **REFUSALS,
         },
     ),
     flag(

@@ -22,6 +22,7 @@ from hotstart.engine.placement import Placement, Weights, place
 from hotstart.engine.step_memory import StepShape
 from hotstart.errors import ConfigError, DeviceError, ModelError
 from hotstart.loading.by_format import match_weights, open_weights
+from hotstart.loading.loader_check import check_loader
 from hotstart.loading.match import Matched
 from hotstart.models.base import Family, Geometry, Model
 from hotstart.models.registry import family_for
@@ -106,6 +107,7 @@ def prepare(config: Config, found: Callable[[], bytes | None] | None = None) -> 
     ``found`` is asked for the checkpoint that another process has read the headers of, as
     :mod:`hotstart.checkpoint.passing` has it; None, or its answer None: they are read here.
     """
+    check_loader(config)
     placement = place(choose(config.device.device))
     model = config.model
     files = load_model_files(model.path, shown=shown_folder(model), overrides=overrides_of(model))

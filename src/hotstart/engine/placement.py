@@ -9,6 +9,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Protocol
 
+from hotstart.config.load_formats import is_stream
 from hotstart.device import host
 from hotstart.device.choose import DeviceChoice, open_device
 from hotstart.engine.kv_size import CPU_FIXED, CUDA_FIXED, KVSize, Memory
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from hotstart.loading.image import Image
     from hotstart.loading.image_store import ImageStore
     from hotstart.loading.ring import Loading
+    from hotstart.loading.streams.base import Request
     from hotstart.models.base import Store
 
 # Slabs beyond the running sequences keep prefixes of finished ones; they cost address space only.
@@ -145,12 +147,16 @@ class CpuPlacement:
 
         if prepared.config.load.load_format == "dummy":
             return footprint.Footprint(prepared.matched.nbytes, prepared.matched.nbytes)
+        if is_stream(prepared.config.load.load_format):
+            return _footprint_of_stream(prepared)
         return footprint.of_images(prepared.checkpoint, prepared.matched)
 
     def weights(self, prepared: Prepared, progress: Callable[[int], None]) -> Weights:
         """See :class:`Placement`."""
         if prepared.config.load.load_format == "dummy":
             return _RandomWeights(prepared)
+        if is_stream(prepared.config.load.load_format):
+            return _stream_weights(prepared, self.device, progress)
         from hotstart.loading.image import Image
 
         load = prepared.config.load
@@ -316,6 +322,8 @@ class CudaPlacement:
 
         if prepared.config.load.load_format == "dummy":
             return footprint.Footprint(prepared.matched.nbytes, prepared.matched.nbytes)
+        if is_stream(prepared.config.load.load_format):
+            return _footprint_of_stream(prepared)
         return footprint.of_arena(_layout(prepared))
 
     def weights(self, prepared: Prepared, progress: Callable[[int], None]) -> Weights:
@@ -329,6 +337,8 @@ class CudaPlacement:
         self._free = _free_but_for_context(device)
         if prepared.config.load.load_format == "dummy":
             return _RandomWeights(prepared)
+        if is_stream(prepared.config.load.load_format):
+            return _stream_weights(prepared, self.device, progress)
         return _ArenaWeights(device, prepared, progress)
 
     def device(self) -> torch.device:
@@ -459,6 +469,30 @@ class _ArenaWeights:
         """See :class:`Weights`. Pinned memory and streams go back."""
         assert self._loading is not None
         self._loading.close()
+
+
+def _stream_weights(
+    prepared: Prepared, device: Callable[[], torch.device], progress: Callable[[int], None]
+) -> Weights:
+    from hotstart.loading.streams.stream_weights import StreamWeights
+
+    return StreamWeights(_request(prepared), _layout(prepared), prepared.checkpoint, device, progress)
+
+
+def _footprint_of_stream(prepared: Prepared) -> Footprint:
+    from hotstart.loading.footprint import of_stream
+    from hotstart.loading.streams.base import buffer_of
+
+    request = _request(prepared)
+    return of_stream(_layout(prepared), request.largest, buffer_of(request))
+
+
+def _request(prepared: Prepared) -> Request:
+    from hotstart.loading.streams.base import request_for
+
+    load, choice = prepared.config.load, prepared.placement.choice
+    device = choice.torch_name if choice.kind == "cuda" else "cpu"
+    return request_for(prepared.checkpoint, prepared.matched, load, device, host.memory().available)
 
 
 def _layout(prepared: Prepared) -> Layout:

@@ -53,6 +53,14 @@ def of_arena(layout: Layout) -> Footprint:
     return Footprint(layout.nbytes, layout.nbytes + layout.staging_bytes)
 
 
+def of_stream(layout: Layout, largest: int, buffer: int) -> Footprint:
+    """Of tensors that come one by one into the slots of a layout, out of a library's buffer.
+
+    ``largest``: bytes of the largest tensor. A library may hold its buffer and a copy of one tensor.
+    """
+    return Footprint(layout.nbytes, layout.nbytes + largest + buffer)
+
+
 def is_copied(parts: Sequence[TensorRef], dtype: str) -> bool:
     """Whether a slot of these parts cannot be used where the file has it; ``dtype`` is torch's name.
 

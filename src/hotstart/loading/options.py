@@ -7,19 +7,9 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from hotstart.errors import ConfigError, HotstartError, raise_all
+from hotstart.config.load_formats import key_problems
+from hotstart.errors import ConfigError, raise_all
 
-_KEYS: dict[str, tuple[type, int, str]] = {
-    "concurrency": (int, 1, "reads in flight, 1 or more"),
-    "memory_limit": (
-        int,
-        -1,
-        "bytes of staging memory at most; -1: no bound, 0: the least that works, "
-        "left out: a quarter of what is free",
-    ),
-    "num_threads": (int, 1, "the same as concurrency"),
-    "enable_multithread_load": (bool, 0, "true or false; reads are parallel either way"),
-}
 _SMALLEST_BUFFER = 1 << 20
 
 
@@ -48,9 +38,8 @@ class LoaderOptions(Struct, frozen=True):
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> LoaderOptions:
         """Raises ConfigError that lists what is right."""
-        problems: list[HotstartError] = [
-            problem for key, value in given.items() if (problem := _problem(key, value)) is not None
-        ]
+        # The pattern says which files, not how they are read; a format without it has refused it before.
+        problems = key_problems("auto", {key: given[key] for key in given if key != "pattern"})
         threads = given.get("concurrency", given.get("num_threads"))
         if "concurrency" in given and given.get("num_threads", threads) != threads:
             problems.append(
@@ -91,17 +80,3 @@ def _within(ring: Ring, limit: int) -> Ring:
         buffers = 1
         size = min(size, max(_SMALLEST_BUFFER, limit // _SMALLEST_BUFFER * _SMALLEST_BUFFER))
     return structs.replace(ring, threads=threads, buffers=buffers, buffer_bytes=size)
-
-
-def _problem(key: str, value: Any) -> ConfigError | None:
-    if key not in _KEYS:
-        known = "; ".join(f"{name} ({text})" for name, (_, _, text) in _KEYS.items())
-        return ConfigError(f"--model-loader-extra-config has no key {key!r}", expected=known)
-    kind, least, text = _KEYS[key]
-    if isinstance(value, bool):
-        right = kind is bool
-    else:
-        right = isinstance(value, int) and kind is int and value >= least
-    if right:
-        return None
-    return ConfigError(f"--model-loader-extra-config: {key} is {value!r}", expected=text)
