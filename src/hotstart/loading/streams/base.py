@@ -151,7 +151,9 @@ def bounded(request: Request) -> tuple[int, str]:
 
 def buffer_of(request: Request) -> int:
     """Bytes that a library holds where the weights are, beside them; about, and at most."""
-    if request.load_format == "runai_streamer" and request.device != "cpu":
+    if request.load_format.startswith("runai_streamer") and request.device != "cpu":
         return 0  # it lies in host memory
+    if request.load_format == "instanttensor" and "memory_limit" not in request.options:
+        return min(2 * MOST, request.nbytes)  # what its default depth takes
     limit, _ = bounded(request)
     return request.nbytes if limit == -1 else min(limit, request.nbytes)

@@ -45,6 +45,11 @@ class StreamStore:
         self._seen: set[str] = set()
         self._slots = _allocate(layout, device)
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the slots lie on a GPU."""
+        return self._device.type == "cuda"
+
     def tensor(self, slot: str) -> Tensor:
         """See :class:`~hotstart.models.base.Store`; it may be asked before the bytes have arrived."""
         return self._slots[self._layout.aliases.get(slot, slot)]
@@ -69,8 +74,11 @@ class StreamStore:
         for part in parts:
             target = self._slots[part.slot]
             if ref.shape:
-                target = target.narrow(0, part.row, ref.shape[0])
-            target.copy_(whole)
+                rows = part.ref.shape[0]  # fewer than are stored where some only pad
+                target, wanted = target.narrow(0, part.row, rows), whole.narrow(0, 0, rows)
+            else:
+                wanted = whole
+            target.copy_(wanted)
         if whole.is_cuda and parts:
             torch.cuda.current_stream(self._device).synchronize()  # its memory is reused after this
         return ref.nbytes if parts else 0
