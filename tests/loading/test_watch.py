@@ -74,6 +74,25 @@ def test_a_read_that_comes_back_late_is_not_counted_twice(model: Path) -> None:
     assert max(told) == loading.total
 
 
+def test_an_error_of_a_read_that_was_taken_over_does_not_end_the_load(model: Path) -> None:
+    folder = StuckFolder(str(model), 1, then=StorageError("too late"))
+    loading = Image(open_checkpoint(folder), strategy="buffered", readers=1, patience=PATIENCE)
+    before = set(threading.enumerate())
+
+    def come_back() -> None:
+        folder.go.set()
+        for thread in set(threading.enumerate()) - before:
+            if thread.name.startswith("weights-") and thread.name != "weights-watch":
+                thread.join(10)
+
+    with Then(come_back) as handler:
+        loading.start()
+        loading.wait()
+    assert handler.called
+    for number, file in enumerate(loading.checkpoint.files):
+        assert loading.memory(number)[: file.size] == Path(file.path).read_bytes()
+
+
 VALUES = bytes(range(256)) * 4096
 BUFFER = 8192
 
@@ -91,8 +110,9 @@ class Then(logging.Handler):
         self.called = True
         self._do()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Then:
         self._logger.addHandler(self)
+        return self
 
     def __exit__(self, *exception: object) -> None:
         self._logger.removeHandler(self)

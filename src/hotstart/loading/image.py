@@ -29,7 +29,7 @@ from msgspec import Struct
 from hotstart.checkpoint.base import Checkpoint, ShardFile
 from hotstart.checkpoint.folder import Folder
 from hotstart.device import host
-from hotstart.errors import EngineError, StorageError
+from hotstart.errors import EngineError, HotstartError, StorageError
 from hotstart.loading.choice import ROOMY, Choice, choose_all, describe, in_flight
 from hotstart.loading.flow import Flow
 from hotstart.loading.follower import Follower, Nobody
@@ -248,6 +248,10 @@ class Image:
                     raise _TakenOverError
                 self._follower.arrived(file.number, offset - part, offset)
                 self._count(part, took)
+        except (OSError, HotstartError):
+            if reading is None or self._watch.moved(reading, offset):
+                raise
+            raise _TakenOverError from None  # how this read ended says nothing of the other reader's
         finally:
             if reading is not None:
                 self._watch.finish(reading)
