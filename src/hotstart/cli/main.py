@@ -26,6 +26,7 @@ usage: hotstart COMMAND …
   check MODEL            run the checks at the head of serve and report every problem
   bench startup MODEL    measure process start to first token, of hotstart or of another server
   bench load MODEL       measure how fast loaders bring weights into memory, ours and others, side by side
+  convert safetensors SRC DST    write a model's weights anew, in files of another size
 
   hotstart COMMAND --help    the flags of a command; --help=WORD: those with a word in their name
   hotstart --version
@@ -129,9 +130,10 @@ def _run(words: list[str]) -> int:
 
         say(f"hotstart {__version__}")
         return 0
-    if words in (["bench"], ["bench", "--help"], ["bench", "-h"]):
-        say("\n".join(line.strip() for line in USAGE.splitlines() if line.startswith("  bench ")))
-        return 0
+    for group in ("bench", "convert"):
+        if words in ([group], [group, "--help"], [group, "-h"]):
+            say("\n".join(line.strip() for line in USAGE.splitlines() if line.startswith(f"  {group} ")))
+            return 0
     for name, run in COMMANDS.items():
         parts = name.split()
         if words[: len(parts)] == parts:
@@ -191,11 +193,21 @@ def _bench_load(argv: list[str]) -> int:
     return load.main(argv)
 
 
+def _convert(kind: str) -> Callable[[list[str]], int]:
+    def run(argv: list[str]) -> int:
+        from hotstart.cli import convert
+
+        return convert.main(kind, argv)
+
+    return run
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": _serve,
     "check": _check,
     "bench startup": _bench_startup,
     "bench load": _bench_load,
+    "convert safetensors": _convert("safetensors"),
 }
 
 
@@ -204,7 +216,7 @@ def _unknown_command(words: list[str]) -> ConfigError:
     from difflib import get_close_matches
 
     first = words[0]
-    tried = " ".join(words[:2]) if first == "bench" else first
+    tried = " ".join(words[:2]) if first in ("bench", "convert") else first
     near = get_close_matches(tried, COMMANDS, n=1, cutoff=0.5)
     if near:
         advice = f"Did you mean `hotstart {near[0]}`?"

@@ -57,6 +57,7 @@ class Command:
         groups: Sequence[Group],
         *,
         positional: Positional | None = None,
+        second: Positional | None = None,
         takes_rest: str = "",
         config_file: str = "",
     ) -> None:
@@ -64,6 +65,8 @@ class Command:
         self.summary = summary
         self.groups = groups
         self.positional = positional
+        self.second = second
+        """The argument behind it, of commands that need both."""
         self.takes_rest = takes_rest
         """What the words after ``--`` are, for ``--help``; empty: there are none."""
         self.config_file = config_file
@@ -162,7 +165,9 @@ class _Reading:
         self._note_repetitions()
         for use in self._uses_of_file() + self.uses:
             self._apply(use)
-        if self.command.positional is not None:
+        if self.command.positional is not None and self.command.second is not None:
+            self._settle_both(self.command.positional, self.command.second)
+        elif self.command.positional is not None:
             self._settle_positional(self.command.positional)
         elif self.positionals and not self.unsure:
             self._problem(f"unexpected {_listed(self.positionals)}", advice=_see_help(self.command))
@@ -336,6 +341,18 @@ class _Reading:
             self.result.notes.append(
                 f"{use.spelled} {value} is read as the argument: `hotstart {self.command.name} {value}`"
             )
+
+    def _settle_both(self, first: Positional, second: Positional) -> None:
+        if self.unsure or len(self.positionals) == 2:
+            self.result.values.update(zip((first.to, second.to), self.positionals, strict=False))
+            return
+        given = _listed(self.positionals) if self.positionals else "nothing"
+        self._problem(
+            f"{given} is given, which is {len(self.positionals)} of 2 arguments",
+            expected=f"{first.metavar}, {first.help}; and {second.metavar}, {second.help}",
+            advice=f"Put both right after the command: `hotstart {self.command.name} {first.metavar} "
+            f"{second.metavar} --flag …`",
+        )
 
     def _settle_positional(self, positional: Positional) -> None:
         different = list(dict.fromkeys(self.positionals))

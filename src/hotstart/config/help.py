@@ -101,11 +101,13 @@ def _usage(command: Command, width: int) -> list[str]:
     words = ["hotstart", command.name]
     if positional is not None:
         words.append(positional.metavar if positional.required else f"[{positional.metavar}]")
+    if command.second is not None:
+        words.append(command.second.metavar)
     words.append("[--flag [value] …]")
     if command.takes_rest:
         words.append("[-- …]")
     lines = [f"usage: {' '.join(words)}", "", *textwrap.wrap(command.summary, width)]
-    entries = [(positional.metavar, positional.help)] if positional is not None else []
+    entries = [(each.metavar, each.help) for each in (positional, command.second) if each is not None]
     if command.takes_rest:
         entries.append(("-- …", command.takes_rest))
     return [*lines, "", *(line for left, right in entries for line in _entry(left, right, width))]

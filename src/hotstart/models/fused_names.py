@@ -105,7 +105,7 @@ def scale_names(tensors: Sequence[FusedTensor]) -> list[str]:
 
 def indivisible(specs: Sequence[WeightSpec], size: int) -> list[str]:
     """What ``size`` ranks cannot share: ``32 units of …``; empty: they can share everything."""
-    found = {}
+    found: dict[int, str] = {}
     for spec in specs:
         if spec.shard is None or spec.alias_of is not None:
             continue

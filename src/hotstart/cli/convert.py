@@ -1,0 +1,170 @@
+"""``hotstart convert``: the flags of each kind, progress, and what a signal does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hotstart.cli.output import say
+from hotstart.config.command import Command
+from hotstart.config.flags import Group, Positional, flag
+from hotstart.config.values import Choice, Number, Size, Text
+from hotstart.units import format_rate, format_seconds, format_size
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from hotstart.convert.origin import Origin
+    from hotstart.convert.target import Target
+    from hotstart.timeline import Timeline
+
+_SOURCE = Positional(
+    "SRC", to="source", help="a directory, an address (s3://, gs://, az://, https://) or a name on the hub"
+)
+_DESTINATION = Positional(
+    "DST",
+    to="destination",
+    help="a new directory, or an empty folder of an object store (s3://, gs://, az://)",
+)
+_COMMON = (
+    Group(
+        "Reading and writing",
+        flag(
+            "--memory-limit",
+            to="memory_limit",
+            kind=Size(1 << 20),
+            default=256 << 20,
+            help="bytes of weights in memory at once, beside one tensor where a format needs it whole",
+        ),
+        flag("--revision", to="revision", kind=Text("NAME"), help="branch, tag or commit on the hub"),
+        flag(
+            "--storage-timeout",
+            to="storage_timeout",
+            kind=Number(1),
+            default=60.0,
+            help="seconds without a byte after which a store is given up",
+        ),
+        flag("--cache-root", to="cache_root", kind=Text("PATH"), help="where small files of stores are kept"),
+    ),
+    Group(
+        "Log",
+        flag(
+            "--log-format",
+            to="log_format",
+            kind=Choice("text", "json"),
+            default="text",
+            help="for people or for collectors",
+        ),
+    ),
+)
+
+SAFETENSORS = Command(
+    "convert safetensors",
+    "Write a model's weights anew, in safetensors files of another size, with its small files and digests.",
+    (
+        Group(
+            "Files",
+            flag(
+                "--shard-size",
+                to="shard_size",
+                kind=Size(1),
+                default=4_000_000_000,
+                help="bytes of tensors that a file has at most, such as 4GB",
+            ),
+        ),
+        *_COMMON,
+    ),
+    positional=_SOURCE,
+    second=_DESTINATION,
+)
+
+
+class _Terminated(BaseException):
+    """SIGTERM was received."""
+
+
+def main(kind: str, argv: Sequence[str]) -> int:
+    """Run a conversion. Raises ``HotstartError``; returns 143 after SIGTERM, as 0 after success."""
+    command = {"safetensors": SAFETENSORS}[kind]
+    values = command.parse(argv).values
+    try:
+        with _interruptible():
+            _run(kind, values)
+    except _Terminated:
+        print("hotstart: stopped on SIGTERM; nothing was left behind", file=sys.stderr)
+        return 143
+    return 0
+
+
+def _run(kind: str, values: dict[str, Any]) -> None:
+    from hotstart.cli import logs
+    from hotstart.cli.progress import Progress, Screen
+    from hotstart.config import cache_root
+    from hotstart.config.settings import LogConfig
+    from hotstart.convert.destination import open_target
+    from hotstart.convert.origin import open_origin
+    from hotstart.timeline import Timeline
+
+    screen = Screen(sys.stderr) if sys.stderr.isatty() and values["log_format"] == "text" else None
+    logs.setup(LogConfig(log_format=values["log_format"]), screen)
+    timeline = Timeline("convert")
+    progress = Progress(timeline, screen=screen)
+    progress.tabular = False  # a phase is a line here, not a row
+    progress.start()
+    try:
+        target = open_target(values["destination"], environ=os.environ, patience=values["storage_timeout"])
+        target.check()
+        root = cache_root.resolve(values.get("cache_root"), os.environ)
+        with timeline.phase("read headers"):
+            origin = open_origin(
+                values["source"],
+                environ=os.environ,
+                cache=root.path if root.writable else "",
+                patience=values["storage_timeout"],
+                revision=values.get("revision"),
+            )
+        _write(kind, values, origin, target, timeline)
+    finally:
+        progress.stop()
+    done = next(phase for phase in timeline.phases() if phase.name == "write weights")
+    seconds = done.seconds()
+    say(
+        f"{target.shown}: {len(target.digests)} files, {format_size(done.total)} of tensors in "
+        f"{format_seconds(seconds)} ({format_rate(done.total, seconds)})"
+    )
+
+
+def _write(kind: str, values: dict[str, Any], origin: Origin, target: Target, timeline: Timeline) -> None:
+    from hotstart.convert.job import convert, write_safetensors
+    from hotstart.convert.shards import plan_shards
+
+    plan = plan_shards(origin.checkpoint, values["shard_size"])
+    convert(
+        origin,
+        plan,
+        target,
+        writer=write_safetensors,
+        timeline=timeline,
+        memory_limit=values["memory_limit"],
+    )
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends a conversion as Ctrl-C does; a second signal does not end the tidying up."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_IGN)
+        raise _Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -1,0 +1,107 @@
+"""A conversion from beginning to end: plan, room, weights, small files, digests, publication."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from hotstart.checkpoint.files import CONFIG, INDEX
+from hotstart.convert.header import header, in_order
+from hotstart.convert.origin import Origin
+from hotstart.convert.planned import PlannedFile
+from hotstart.convert.reading import Reader
+from hotstart.convert.target import Target, put, put_sums
+from hotstart.timeline import Timeline
+
+
+class Plan(Struct, frozen=True):
+    """What a conversion writes, beside the small files."""
+
+    files: tuple[PlannedFile, ...]
+    index: dict[str, str] | None = None
+    """The file of each tensor, where files need one."""
+
+    @property
+    def nbytes(self) -> int:
+        """Tensor bytes in all files."""
+        return sum(file.nbytes for file in self.files)
+
+
+Writer = Callable[[Reader, PlannedFile, Target, Callable[[int], None]], None]
+"""Writes the weight file of each rank; the function is told of bytes that were written."""
+
+
+def convert(
+    origin: Origin,
+    plan: Plan,
+    target: Target,
+    *,
+    writer: Writer,
+    timeline: Timeline,
+    memory_limit: int,
+) -> None:
+    """Write a model to a target that was checked; whatever ends it early leaves nothing there.
+
+    ``memory_limit``: bytes in flight. Raises ModelError and StorageError.
+    """
+    small = {name: read() for name, read in origin.small.items()}
+    try:
+        target.reserve(plan.nbytes + sum(map(len, small.values())) + _overhead(plan))
+        with timeline.phase("write weights", total=plan.nbytes) as phase:
+            done = 0
+
+            def written(nbytes: int) -> None:
+                nonlocal done
+                done += nbytes
+                timeline.progress(phase, done)
+
+            with Reader(origin.checkpoint, memory_limit) as reader:
+                for file in plan.files:
+                    writer(reader, file, target, written)
+        with timeline.phase("publish"):
+            for name, data in small.items():
+                if name != CONFIG:
+                    put(target, name, data)
+            # A model without these is none, so whoever looks early finds nothing to start from.
+            last = {INDEX: _index(plan)} if plan.index is not None else {}
+            last[CONFIG] = small[CONFIG]
+            put_sums(target, last)
+            for name, data in last.items():
+                put(target, name, data)
+            target.publish()
+    except BaseException:
+        target.discard()
+        raise
+
+
+def write_safetensors(
+    reader: Reader, file: PlannedFile, target: Target, written: Callable[[int], None]
+) -> None:
+    """A :data:`Writer` of ordinary safetensors files."""
+    tensors = in_order(file.tensors)
+    head = header(tensors, file.metadata)
+    outputs = [target.open(name) for name in file.names]
+    for output in outputs:
+        output.write(head)
+
+    def write(rank: int, data: memoryview | bytes) -> None:
+        outputs[rank].write(data)
+        written(len(data))
+
+    reader.deliver(tensors, lambda tensor: write)
+    for output in outputs:
+        output.close()
+
+
+def _index(plan: Plan) -> bytes:
+    """As the hub's libraries write it."""
+    assert plan.index is not None
+    content = {"metadata": {"total_size": plan.nbytes}, "weight_map": dict(sorted(plan.index.items()))}
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def _overhead(plan: Plan) -> int:
+    """Bytes of headers and the index, generously."""
+    return sum(500 + 400 * len(file.tensors) for file in plan.files for _ in file.names)

@@ -1,0 +1,95 @@
+"""Where a converted model goes: all of it, or nothing.
+
+A target takes files one after the other or side by side, keeps the SHA-256 of each, and shows nothing
+under its name until :meth:`Target.publish`. :meth:`Target.discard` leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Protocol
+
+from hotstart.storage.digests import SUMS
+
+_ESCAPED = re.compile(r"[\\\n\r]")
+_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
+
+
+class Output(Protocol):
+    """One file being written. Whoever opened it closes it; what was not closed is not published."""
+
+    def write(self, data: memoryview | bytes) -> None:
+        """Append. Raises StorageError."""
+        ...
+
+    def close(self) -> None:
+        """The file is whole. Raises StorageError."""
+        ...
+
+
+class Target(Protocol):
+    """See the module."""
+
+    shown: str
+    """What messages call it."""
+    digests: dict[str, str]
+    """SHA-256 of the files that are whole, by name."""
+
+    def check(self) -> None:
+        """Raise ConfigError where something is there already, StorageError where nothing can be written."""
+        ...
+
+    def reserve(self, nbytes: int) -> None:
+        """Raise StorageError where so many bytes have no room."""
+        ...
+
+    def open(self, name: str) -> Output:
+        """Begin a file. Raises StorageError."""
+        ...
+
+    def publish(self) -> None:
+        """Make everything visible. Raises StorageError."""
+        ...
+
+    def discard(self) -> None:
+        """Remove whatever was written, after a failure; raises nothing."""
+        ...
+
+
+def put(target: Target, name: str, data: bytes) -> None:
+    """Write a small file."""
+    output = target.open(name)
+    output.write(data)
+    output.close()
+
+
+def put_sums(target: Target, later: Mapping[str, bytes]) -> None:
+    """Write the digests of all files, those that come ``later`` too, in the form of ``sha256sum``."""
+    lines = []
+    digests = target.digests | {name: hashlib.sha256(data).hexdigest() for name, data in later.items()}
+    for name, digest in sorted(digests.items()):
+        escaped = _ESCAPED.sub(lambda found: _ESCAPES[found[0]], name)
+        lines.append(f"{'' if escaped == name else chr(92)}{digest}  {escaped}\n")
+    put(target, SUMS, "".join(lines).encode())
+
+
+class Digesting:
+    """An output that adds to ``digests`` when it is whole."""
+
+    def __init__(self, output: Output, name: str, digests: dict[str, str]) -> None:
+        self._output = output
+        self._name = name
+        self._digests = digests
+        self._hash = hashlib.sha256()
+
+    def write(self, data: memoryview | bytes) -> None:
+        """See :class:`Output`."""
+        self._output.write(data)
+        self._hash.update(data)
+
+    def close(self) -> None:
+        """See :class:`Output`."""
+        self._output.close()
+        self._digests[self._name] = self._hash.hexdigest()
