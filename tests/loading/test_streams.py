@@ -20,10 +20,12 @@ STREAMS = ["runai_streamer", "fastsafetensors"]
 MODELS = ["llama", "llama-tied", "qwen2", "qwen3", "opt", "opt-plain"]
 
 
-def prepared(path: Path, load_format: str, dtype: str = "auto", **extra: Any) -> Prepared:
+def prepared(
+    path: Path, load_format: str, *, dtype: str = "auto", device: str = "cpu", **extra: Any
+) -> Prepared:
     load = LoadConfig(load_format=load_format, model_loader_extra_config=extra)
     model = ModelConfig(model=str(path), path=str(path), dtype=dtype)
-    return prepare(Config(model=model, load=load, device=DeviceConfig(device="cpu")))
+    return prepare(Config(model=model, load=load, device=DeviceConfig(device=device)))
 
 
 def loaded(start: Prepared) -> tuple[dict[str, Tensor], Weights, list[int]]:
@@ -94,3 +96,14 @@ def test_the_log_names_the_library_and_what_it_was_told(
     row = FORMATS[library]
     assert weights.describe().startswith(f"{row.distribution} ")
     assert "concurrency 3, memory limit 1.05 MB" in weights.describe()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("library", [*STREAMS, "instanttensor"], indirect=True)
+def test_on_a_gpu_every_bit_is_where_our_own_reader_puts_it(
+    library: str, tiny_model: Callable[..., Path]
+) -> None:
+    path = tiny_model("qwen2", dtype="bfloat16", shards=2)
+    ours, _, _ = loaded(prepared(path, "auto", device="cuda"))
+    theirs, _, _ = loaded(prepared(path, library, device="cuda"))
+    assert same(ours, theirs)

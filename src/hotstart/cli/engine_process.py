@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _CODE = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
-    "from hotstart.engine.main import main; main({fd}, {parent})"
+    "from hotstart.engine.main import main; main({fd}, {parent}, numpy={numpy})"
 )
 _HELD_BACK = (1, 2, 15)
 """SIGHUP, SIGINT, SIGTERM: blocked until the engine's interpreter is up and ignores them."""
@@ -35,13 +35,16 @@ class EngineProcess:
     log like everything else, and its last line explains a death that nothing else explains.
     """
 
-    def __init__(self) -> None:
-        """Spawn, with what every interpreter has loaded: each import here would delay the engine's own."""
+    def __init__(self, *, numpy: bool = False) -> None:
+        """Spawn, with what every interpreter has loaded: each import here would delay the engine's own.
+
+        ``numpy``: torch must be able to work with it.
+        """
         ours, theirs = _socket.socketpair()
         os.set_inheritable(theirs.fileno(), True)
         self._stderr, stderr = os.pipe()
         # -c instead of -m: runpy would import the package a second way and cost 5 ms.
-        code = _CODE.format(fd=theirs.fileno(), parent=os.getpid())
+        code = _CODE.format(fd=theirs.fileno(), parent=os.getpid(), numpy=numpy)
         self.pid = os.posix_spawn(
             sys.executable,
             [sys.executable, *_flags(), "-c", code],

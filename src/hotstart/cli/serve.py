@@ -45,7 +45,7 @@ def run(parsed: Parsed) -> int:
     """Serve until stopped; returns the exit code. Raises what ended the start."""
     held_back = (2, 15)  # SIGINT, SIGTERM: until there is somebody to end the engine
     _signal.pthread_sigmask(_signal.SIG_BLOCK, held_back)
-    engine = _spawn()
+    engine = _spawn(parsed)
     import signal
 
     server = _Server(parsed, engine)
@@ -81,9 +81,11 @@ def run(parsed: Parsed) -> int:
     return code
 
 
-def _spawn() -> EngineProcess:
+def _spawn(parsed: Parsed) -> EngineProcess:
+    from hotstart.config.load_formats import is_stream  # the parser has it
+
     try:
-        return EngineProcess()
+        return EngineProcess(numpy=is_stream(parsed.values.get("load.load_format", "auto")))
     except OSError as error:
         reason = error.strerror or str(error)
     from hotstart.cli import limits

@@ -148,8 +148,8 @@ _INSTANT_KEYS = {
     "concurrency": Key(int, "reads in flight, 1 or more", least=1),
     "memory_limit": Key(
         int,
-        "bytes of its buffer on the GPU at most, which its largest tensor must fit; -1: it decides, "
-        "0: the least that works, left out: it decides",
+        "bytes of its buffer on the GPU at most; 0: the least that works, -1 or left out: it decides, "
+        "half of what is free there at most",
         least=-1,
     ),
 }

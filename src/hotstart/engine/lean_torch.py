@@ -8,7 +8,8 @@ code that needs one finds it. Nothing is patched.
 Two more stretches go: torch's shared library is loaded by a call that lets other threads run (an
 import holds the interpreter lock for the fifth of a second that relocating it takes), and numpy is
 hidden from torch, whose bridge to it no forward uses. ``import numpy`` works as ever afterwards;
-``tensor.numpy()`` does not in such a process.
+``tensor.numpy()`` does not in such a process. Other people's loaders use that bridge: for them numpy
+is not hidden.
 
 Off with ``HOTSTART_LEAN_TORCH=0``, and when torch is imported already. There is no falling back in
 the same process: torch's native part cannot be initialised twice. A torch that reacts badly ends
@@ -62,10 +63,10 @@ _META = "torch._meta_registrations"
 """torch._dynamo (which optimizers import too) relies on the order in which this one imports others."""
 
 
-def import_torch() -> str:
+def import_torch(*, numpy: bool = False) -> str:
     """Import torch; returns how, for the log: ``lean``, or ``plain`` and why.
 
-    Raises EngineError when the lean import fails.
+    ``numpy``: it is not hidden. Raises EngineError when the lean import fails.
     """
     if "torch" in sys.modules:
         return "already imported"
@@ -75,14 +76,14 @@ def import_torch() -> str:
     _load_library()
     sys.meta_path.insert(0, _DeferringFinder(DEFERRED))
     try:
-        with _without_numpy():
+        with contextlib.nullcontext() if numpy else _without_numpy():
             _import()
     except Exception as error:
         raise EngineError(
             f"torch could not be imported: {type(error).__name__}: {error}",
             advice="Check that `python -c 'import torch'` works; if it does, set HOTSTART_LEAN_TORCH=0",
         ) from error
-    return "lean"
+    return "lean, with numpy" if numpy else "lean"
 
 
 def import_plainly() -> None:

@@ -17,8 +17,11 @@ OPENMP_SPINS = "3000"
 _PR_SET_PDEATHSIG = 1
 
 
-def main(fd: int, parent: int) -> None:
-    """Run as the child whose end of the socket pair is ``fd``; never returns."""
+def main(fd: int, parent: int, *, numpy: bool = False) -> None:
+    """Run as the child whose end of the socket pair is ``fd``; never returns.
+
+    ``numpy``: torch must be able to work with it, for a loader of another library does.
+    """
     _die_with_parent(parent)
     _stand_somewhere()
     # Whoever ends the server signals the frontend, which lets requests finish; a signal to the whole
@@ -28,7 +31,7 @@ def main(fd: int, parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ignored)
     _calm_openmp()
-    torch = TorchImport()
+    torch = TorchImport(numpy)
     loader = threading.Thread(target=_start, args=(fd, torch), name="start", daemon=True)
     loader.start()
     torch.run()
@@ -38,7 +41,8 @@ def main(fd: int, parent: int) -> None:
 class TorchImport:
     """``import torch`` on the main thread; others wait for it where they first need a tensor."""
 
-    def __init__(self) -> None:
+    def __init__(self, numpy: bool = False) -> None:
+        self._numpy = numpy
         self.began = time.monotonic()
         self.ended = 0.0
         self.how = ""
@@ -50,7 +54,7 @@ class TorchImport:
         try:
             from hotstart.engine.lean_torch import import_torch
 
-            self.how = import_torch()
+            self.how = import_torch(numpy=self._numpy)
         except BaseException as error:
             self._error = error
         self.ended = time.monotonic()

@@ -13,6 +13,7 @@ from hotstart.config.load_formats import is_stream
 from hotstart.device import host
 from hotstart.device.choose import DeviceChoice, open_device
 from hotstart.engine.kv_size import CPU_FIXED, CUDA_FIXED, KVSize, Memory
+from hotstart.engine.random_weights import RandomWeights
 from hotstart.errors import ConfigError, ModelError
 from hotstart.loading.options import LoaderOptions
 
@@ -154,7 +155,7 @@ class CpuPlacement:
     def weights(self, prepared: Prepared, progress: Callable[[int], None]) -> Weights:
         """See :class:`Placement`."""
         if prepared.config.load.load_format == "dummy":
-            return _RandomWeights(prepared)
+            return RandomWeights(prepared)
         if is_stream(prepared.config.load.load_format):
             return _stream_weights(prepared, self.device, progress)
         from hotstart.loading.image import Image
@@ -242,53 +243,6 @@ class _ImageWeights:
         self._store.release(slot)
 
 
-class _RandomWeights:
-    """:class:`Weights` that nobody reads."""
-
-    def __init__(self, prepared: Prepared) -> None:
-        self.total = prepared.matched.nbytes
-        self._prepared = prepared
-
-    def follow(self, follower: Follower) -> Sequence[memoryview]:
-        """See :class:`Weights`."""
-        return ()
-
-    def start(self, done: Callable[[object], None] = lambda report: None) -> None:
-        """See :class:`Weights`."""
-        done("random values")
-
-    def wait(self) -> object:
-        """See :class:`Weights`."""
-        return "random values"
-
-    def settle(self) -> None:
-        """See :class:`Weights`."""
-
-    def describe(self) -> str:
-        """See :class:`Weights`."""
-        return "--load-format dummy"
-
-    def store(self) -> Store:
-        """See :class:`Weights`."""
-        import torch
-
-        from hotstart.loading.random_store import RandomStore
-
-        p = self._prepared
-        dtype = getattr(torch, p.matched.dtype)
-        return RandomStore(p.family.specs(p.geometry), dtype, p.placement.device(), p.config.model.seed)
-
-    def may_copy(self, slot: str) -> bool:
-        """See :class:`Weights`."""
-        return False
-
-    def release(self, slot: str) -> None:
-        """See :class:`Weights`."""
-
-    def close(self) -> None:
-        """See :class:`Weights`."""
-
-
 class CudaPlacement:
     """See :class:`Placement`. The context is created by :meth:`weights`, beside the import of torch."""
 
@@ -336,7 +290,7 @@ class CudaPlacement:
         device = open_device(self.choice)
         self._free = _free_but_for_context(device)
         if prepared.config.load.load_format == "dummy":
-            return _RandomWeights(prepared)
+            return RandomWeights(prepared)
         if is_stream(prepared.config.load.load_format):
             return _stream_weights(prepared, self.device, progress)
         return _ArenaWeights(device, prepared, progress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hotstart.config.load_formats import FORMATS
@@ -77,7 +78,8 @@ class StreamWeights:
         return self._tally.report()
 
     def settle(self) -> None:
-        """Tensors are converted as they come, one at a time."""
+        """See ``Weights``: a library holds buffers until it is done, on the GPU too."""
+        self.wait()
 
     def describe(self) -> str:
         """See ``Weights``."""
@@ -122,10 +124,17 @@ class StreamWeights:
         stream = opener_of(self._request.load_format)(self._request)
         try:
             self._fill(store, stream)
-        finally:
             self._described = str(stream.describe())
-            stream.close()
+        except BaseException:
+            with suppress(Exception):  # what went wrong first is what counts
+                stream.close()
+            raise
+        stream.close()
         store.finish()
+        if store.on_gpu:
+            import torch
+
+            torch.cuda.empty_cache()  # buffers that the library had from torch are torch's still
 
     def _fill(self, store: StreamStore, stream: TensorStream) -> None:
         asked = time.monotonic()

@@ -1,0 +1,71 @@
+"""InstantTensor: files of this machine into an NVIDIA GPU.
+
+https://github.com/scitix/InstantTensor. Its own variables (``INSTANTTENSOR_…``) apply unless a key of
+``--model-loader-extra-config`` says the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from hotstart.loading.streams.base import Described, Request
+from hotstart.units import format_size
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LEAST = 32 << 20
+"""Bytes of buffer that hold one read of its usual size, aligned."""
+
+
+def open_stream(request: Request) -> InstantStream:
+    """See :class:`~hotstart.loading.streams.base.TensorStream`."""
+    return InstantStream(request)
+
+
+class InstantStream:
+    """Views into its ring on the GPU, which go when the next tensor is asked for."""
+
+    def __init__(self, request: Request) -> None:
+        library = importlib.import_module("instanttensor")
+        # It warns about what is the case here: a view is used before the next one is asked for.
+        warnings.filterwarnings("ignore", message="copy=False with buffer_size")
+        depth, limit = request.options.get("concurrency"), request.options.get("memory_limit")
+        buffer = None if limit in (None, -1) else max(limit, request.largest, 0 if limit else _LEAST)
+        self._described = Described(
+            request.load_format,
+            str(depth) if depth else _own("INSTANTTENSOR_IO_DEPTH"),
+            format_size(buffer) if buffer is not None else _own("INSTANTTENSOR_BUFFER_SIZE"),
+        )
+        self._file: Any = library.safe_open(
+            list(request.paths),
+            framework="pt",
+            device=request.device,
+            buffer_size=buffer,
+            io_depth=depth,
+            copy=False,
+            tensor_filter=list(request.names),
+            tensor_name_match_mode="exact",
+        )
+        self._file.__enter__()
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """See :class:`~hotstart.loading.streams.base.TensorStream`."""
+        yield from self._file.tensors()
+
+    def describe(self) -> Described:
+        """See :class:`~hotstart.loading.streams.base.TensorStream`."""
+        return self._described
+
+    def close(self) -> None:
+        """See :class:`~hotstart.loading.streams.base.TensorStream`."""
+        self._file.__exit__(None, None, None)
+
+
+def _own(variable: str) -> str:
+    given = os.environ.get(variable)
+    return f"{given} ({variable})" if given else "its own default"
