@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hotstart.cli.output import say
 from hotstart.config.command import Command
 from hotstart.config.flags import Group, Positional, flag
-from hotstart.config.values import Choice, Number, Size, Text
+from hotstart.config.values import Choice, Number, Size, Text, Whole
 from hotstart.units import format_rate, format_seconds, format_size
 
 if TYPE_CHECKING:
@@ -62,25 +62,58 @@ _COMMON = (
     ),
 )
 
+_FILES = Group(
+    "Files",
+    flag(
+        "--shard-size",
+        to="shard_size",
+        kind=Size(1),
+        default=4_000_000_000,
+        help="bytes of tensors that a file has at most, such as 4GB",
+    ),
+)
+
 SAFETENSORS = Command(
     "convert safetensors",
     "Write a model's weights anew, in safetensors files of another size, with its small files and digests.",
+    (_FILES, *_COMMON),
+    positional=_SOURCE,
+    second=_DESTINATION,
+)
+
+
+_TENSOR_PARALLEL = flag(
+    "--tensor-parallel-size",
+    "-tp",
+    to="tensor_parallel",
+    kind=Whole(1, 64),
+    default=1,
+    help="ranks that share each layer",
+)
+
+SHARDED = Command(
+    "convert sharded",
+    "Write files for each rank, with vLLM's names: for --load-format sharded_state, of hotstart and of vLLM.",
     (
         Group(
-            "Files",
+            "Ranks",
+            _TENSOR_PARALLEL,
             flag(
-                "--shard-size",
-                to="shard_size",
-                kind=Size(1),
-                default=4_000_000_000,
-                help="bytes of tensors that a file has at most, such as 4GB",
+                "--pipeline-parallel-size",
+                "-pp",
+                to="pipeline_parallel",
+                kind=Whole(1, 64),
+                default=1,
+                help="stages that share the layers",
             ),
         ),
+        _FILES,
         *_COMMON,
     ),
     positional=_SOURCE,
     second=_DESTINATION,
 )
+COMMANDS = {"safetensors": SAFETENSORS, "sharded": SHARDED}
 
 
 class _Terminated(BaseException):
@@ -89,7 +122,7 @@ class _Terminated(BaseException):
 
 def main(kind: str, argv: Sequence[str]) -> int:
     """Run a conversion. Raises ``HotstartError``; returns 143 after SIGTERM, as 0 after success."""
-    command = {"safetensors": SAFETENSORS}[kind]
+    command = COMMANDS[kind]
     values = command.parse(argv).values
     try:
         with _interruptible():
@@ -140,9 +173,16 @@ def _run(kind: str, values: dict[str, Any]) -> None:
 
 def _write(kind: str, values: dict[str, Any], origin: Origin, target: Target, timeline: Timeline) -> None:
     from hotstart.convert.job import convert, write_safetensors
-    from hotstart.convert.shards import plan_shards
 
-    plan = plan_shards(origin.checkpoint, values["shard_size"])
+    if kind == "sharded":
+        from hotstart.convert.ranks import plan_ranks
+
+        sizes = values["tensor_parallel"], values["pipeline_parallel"]
+        plan = plan_ranks(origin, *sizes, values["shard_size"])
+    else:
+        from hotstart.convert.shards import plan_shards
+
+        plan = plan_shards(origin.checkpoint, values["shard_size"])
     convert(
         origin,
         plan,

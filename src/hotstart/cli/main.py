@@ -26,7 +26,8 @@ usage: hotstart COMMAND …
   check MODEL            run the checks at the head of serve and report every problem
   bench startup MODEL    measure process start to first token, of hotstart or of another server
   bench load MODEL       measure how fast loaders bring weights into memory, ours and others, side by side
-  convert safetensors SRC DST    write a model's weights anew, in files of another size
+  convert safetensors    write a model's weights anew, in files of another size
+  convert sharded        write files for each rank, in vLLM's layout
 
   hotstart COMMAND --help    the flags of a command; --help=WORD: those with a word in their name
   hotstart --version
@@ -208,6 +209,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "bench startup": _bench_startup,
     "bench load": _bench_load,
     "convert safetensors": _convert("safetensors"),
+    "convert sharded": _convert("sharded"),
 }
 
 
