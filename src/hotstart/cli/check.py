@@ -31,6 +31,7 @@ from hotstart.cli.check_place import (
 )
 from hotstart.cli.limits import address_space
 from hotstart.cli.output import say
+from hotstart.config.load_formats import is_stream
 from hotstart.errors import HotstartError, ProblemsFound
 from hotstart.loading.loader_check import check_loader
 from hotstart.storage.access import check_directory
@@ -347,6 +348,11 @@ def _check_weights(config: Config, report: Report, opened: Callable[[Checkpoint]
         for warning in matched.warnings:
             report.warn("tensors", warning)
         report.ok("dtype", _dtypes(config, report, matched))
+    if report.matched is not None and is_stream(config.load.load_format):
+        from hotstart.cli.check_stream import handed_over
+
+        with report.check("loader"):
+            report.ok("loader", handed_over(config, report.checkpoint, report.matched))
 
 
 def _imagine_weights(config: Config, report: Report) -> None:

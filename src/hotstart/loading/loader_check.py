@@ -43,9 +43,7 @@ def check_loader(config: Config) -> str:
     raise_all([problem for problem in found if problem is not None])
     from hotstart.loading.streams.base import library_of
 
-    given = load.model_loader_extra_config
-    handed = ", ".join(f"{key} {value}" for key, value in given.items())
-    return f"{load.load_format}: {library_of(load.load_format)}, {handed or 'its defaults'}"
+    return f"--load-format {load.load_format}: {library_of(load.load_format)} is installed"
 
 
 def _place_of(config: Config) -> str:

@@ -2,8 +2,9 @@
 
 To add an adapter:
 
-1. Write ``hotstart/loading/streams/NAME.py`` with ``open_stream(request: Request) -> TensorStream``. The
-   library is imported inside that function, never at the top; torch is there by then.
+1. Write ``hotstart/loading/streams/NAME.py`` with two functions. ``plan(request: Request) -> Described`` says
+   what the library will be told, and imports nothing. ``open_stream(request: Request) -> TensorStream``
+   imports the library, inside the function, never at the top; torch is there by then.
 2. In its row of :mod:`hotstart.config.load_formats` set ``library``, ``distribution``, ``extra`` and
    ``module="NAME"``, list the keys that it takes and the places that it cannot read, and remove
    ``because`` and ``instead``. Add the extra to ``pyproject.toml``.
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 
 from hotstart.config.load_formats import FORMATS
+from hotstart.errors import ConfigError
 from hotstart.units import format_size
 
 if TYPE_CHECKING:
@@ -62,6 +64,10 @@ class Request(Struct, frozen=True, kw_only=True):
     """None: the paths are files."""
     settings: CloudSettings | None = None
     """How ``location`` is reached."""
+    sizes: Mapping[str, int] = {}
+    """Bytes of each wanted tensor by name, in the order of the files."""
+    address: Callable[[str], str] | None = None
+    """An address of one of the paths that needs no credentials, so a secret; None: they are files."""
 
 
 def request_for(
@@ -69,6 +75,7 @@ def request_for(
 ) -> Request:
     """What a start asks of a library. ``free``: bytes of host memory that can be used now."""
     store = getattr(checkpoint.folder, "store", None)
+    wanted = {ref.name for _, ref in matched.loads}
     return Request(
         load_format=load.load_format,
         paths=tuple(file.path for file in checkpoint.files),
@@ -80,6 +87,8 @@ def request_for(
         free=free,
         location=store.location if store is not None else None,
         settings=store.settings if store is not None else None,
+        sizes={name: ref.nbytes for name, ref in checkpoint.tensors.items() if name in wanted},
+        address=store.address if store is not None else None,
     )
 
 
@@ -115,14 +124,35 @@ class TensorStream(Protocol):
         ...
 
 
-Opener = Callable[[Request], TensorStream]
+class Adapter(Protocol):
+    """A module of this room."""
+
+    def plan(self, request: Request) -> Described:
+        """What the library will be told. Torch-free."""
+        ...
+
+    def open_stream(self, request: Request) -> TensorStream:
+        """Begin. Imports the library; may raise anything."""
+        ...
 
 
-def opener_of(load_format: str) -> Opener:
-    """The adapter of a format; its library is imported when it is called."""
-    module = import_module(f"hotstart.loading.streams.{FORMATS[load_format].module}")
-    opener: Opener = module.open_stream
-    return opener
+def adapter_of(load_format: str) -> Adapter:
+    """The adapter of a format."""
+    module: Any = import_module(f"hotstart.loading.streams.{FORMATS[load_format].module}")
+    adapter: Adapter = module
+    return adapter
+
+
+def check_limit(request: Request) -> None:
+    """Raise ConfigError for a memory limit into which the largest tensor does not fit."""
+    limit = request.options.get("memory_limit")
+    if limit is not None and 0 < limit < request.largest:
+        raise ConfigError(
+            f"--model-loader-extra-config: memory_limit is {limit}, and the largest tensor has "
+            f"{request.largest} bytes",
+            expected=f"at least {request.largest} ({format_size(request.largest)}), "
+            "or 0 for the least that works",
+        )
 
 
 def library_of(load_format: str) -> str:

@@ -21,6 +21,13 @@ _THREADS = 16
 """The library's own default."""
 
 
+def plan(request: Request) -> Described:
+    """See :class:`~hotstart.loading.streams.base.Adapter`."""
+    threads = request.options.get("concurrency")
+    said = str(threads) if threads else f"{_THREADS} (its own default)"
+    return Described(request.load_format, said, bounded(request)[1])
+
+
 def open_stream(request: Request) -> FastStream:
     """See :class:`~hotstart.loading.streams.base.TensorStream`."""
     return FastStream(request)
@@ -36,11 +43,9 @@ class FastStream:
         self._warned = _Warnings()
         logging.getLogger("fastsafetensors").addHandler(self._warned)
         threads = request.options.get("concurrency")
-        limit, shown = bounded(request)
+        limit, _ = bounded(request)
         wanted = frozenset(request.names)
-        self._described = Described(
-            request.load_format, str(threads) if threads else f"{_THREADS} (its own default)", shown
-        )
+        self._described = plan(request)
         self._loader: Any = library.ParallelLoader(
             None,
             sorted(request.paths),

@@ -22,6 +22,16 @@ _LEAST = 32 << 20
 """Bytes of buffer that hold one read of its usual size, aligned."""
 
 
+def plan(request: Request) -> Described:
+    """See :class:`~hotstart.loading.streams.base.Adapter`."""
+    depth, buffer = request.options.get("concurrency"), _buffer(request)
+    return Described(
+        request.load_format,
+        str(depth) if depth else _own("INSTANTTENSOR_IO_DEPTH"),
+        format_size(buffer) if buffer is not None else _own("INSTANTTENSOR_BUFFER_SIZE"),
+    )
+
+
 def open_stream(request: Request) -> InstantStream:
     """See :class:`~hotstart.loading.streams.base.TensorStream`."""
     return InstantStream(request)
@@ -34,19 +44,13 @@ class InstantStream:
         library = importlib.import_module("instanttensor")
         # It warns about what is the case here: a view is used before the next one is asked for.
         warnings.filterwarnings("ignore", message="copy=False with buffer_size")
-        depth, limit = request.options.get("concurrency"), request.options.get("memory_limit")
-        buffer = None if limit in (None, -1) else max(limit, request.largest, 0 if limit else _LEAST)
-        self._described = Described(
-            request.load_format,
-            str(depth) if depth else _own("INSTANTTENSOR_IO_DEPTH"),
-            format_size(buffer) if buffer is not None else _own("INSTANTTENSOR_BUFFER_SIZE"),
-        )
+        self._described = plan(request)
         self._file: Any = library.safe_open(
             list(request.paths),
             framework="pt",
             device=request.device,
-            buffer_size=buffer,
-            io_depth=depth,
+            buffer_size=_buffer(request),
+            io_depth=request.options.get("concurrency"),
             copy=False,
             tensor_filter=list(request.names),
             tensor_name_match_mode="exact",
@@ -64,6 +68,14 @@ class InstantStream:
     def close(self) -> None:
         """See :class:`~hotstart.loading.streams.base.TensorStream`."""
         self._file.__exit__(None, None, None)
+
+
+def _buffer(request: Request) -> int | None:
+    """Bytes; None: the library decides."""
+    limit = request.options.get("memory_limit")
+    if limit is None or limit == -1:
+        return None
+    return int(limit) or max(request.largest, _LEAST)
 
 
 def _own(variable: str) -> str:

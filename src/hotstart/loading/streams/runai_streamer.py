@@ -18,11 +18,23 @@ from hotstart.loading.streams.handed_over import for_runai
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hotstart.storage.location import Location
+
 _CONCURRENCY, _LIMIT = "RUNAI_STREAMER_CONCURRENCY", "RUNAI_STREAMER_MEMORY_LIMIT"
 
 
+def plan(request: Request) -> Described:
+    """See :class:`~hotstart.loading.streams.base.Adapter`: keys go before the user's variables."""
+    concurrency = str(request.options.get("concurrency", ""))
+    if not concurrency:
+        given = os.environ.get(_CONCURRENCY)
+        concurrency = f"{given} ({_CONCURRENCY})" if given else "its own default"
+    limit = f"{os.environ[_LIMIT]} bytes ({_LIMIT})" if _own_limit(request) else bounded(request)[1]
+    return Described(request.load_format, concurrency, limit)
+
+
 def open_stream(request: Request) -> RunaiStream:
-    """See :class:`~hotstart.loading.streams.base.TensorStream`. Changes this process's environment."""
+    """See :class:`~hotstart.loading.streams.base.Adapter`. It changes the environment until it is closed."""
     return RunaiStream(request)
 
 
@@ -30,33 +42,11 @@ class RunaiStream:
     """Views into the library's buffer, which it fills again once they have been put."""
 
     def __init__(self, request: Request) -> None:
-        self._request = request
-        self._described = _configure(request)
-        handed = None
-        paths = list(request.paths)
-        if request.location is not None and request.settings is not None:
-            handed = for_runai(request.location, request.settings)
-            os.environ.update(handed.variables)
-            for name, value in handed.defaults.items():
-                os.environ.setdefault(name, value)
-            paths = [_address(request, path) for path in paths]
-        library = importlib.import_module("runai_model_streamer")
-        credentials = None
-        if handed is not None and handed.s3 is not None:
-            tools = importlib.import_module("runai_model_streamer.s3_utils.s3_utils")
-            credentials = tools.S3Credentials(**handed.s3)
-        distributed = bool(request.options.get("distributed", False))
-        self._streamer: Any = library.SafetensorsStreamer()
-        self._streamer.__enter__()
+        self._described = plan(request)
+        self._streamer: Any = None
+        self._before: dict[str, str | None] = {}
         try:
-            self._streamer.stream_files(
-                paths,
-                s3_credentials=credentials,
-                device=request.device if distributed else "cpu",
-                is_distributed=distributed,
-                tensor_names=request.names,
-                owned=False,
-            )
+            self._open(request)
         except BaseException:
             self.close()
             raise
@@ -70,28 +60,62 @@ class RunaiStream:
         return self._described
 
     def close(self) -> None:
-        """See :class:`~hotstart.loading.streams.base.TensorStream`."""
-        self._streamer.__exit__(None, None, None)
+        """See :class:`~hotstart.loading.streams.base.TensorStream`. The environment is as it was."""
+        try:
+            if self._streamer is not None:
+                self._streamer.__exit__(None, None, None)
+        finally:
+            for name, value in self._before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+    def _open(self, request: Request) -> None:
+        variables, credentials, paths = _variables(request), None, list(request.paths)
+        handed = None
+        if request.location is not None and request.settings is not None:
+            handed = for_runai(request.location, request.settings)
+            variables |= handed.variables
+            variables |= {name: os.environ.get(name, value) for name, value in handed.defaults.items()}
+            paths = [_address(request.location, path) for path in paths]
+        for name, value in variables.items():
+            self._before[name] = os.environ.get(name)
+            os.environ[name] = value
+        library = importlib.import_module("runai_model_streamer")
+        if handed is not None and handed.s3 is not None:
+            tools = importlib.import_module("runai_model_streamer.s3_utils.s3_utils")
+            credentials = tools.S3Credentials(**handed.s3)
+        distributed = bool(request.options.get("distributed", False))
+        self._streamer = library.SafetensorsStreamer()
+        self._streamer.__enter__()
+        self._streamer.stream_files(
+            paths,
+            s3_credentials=credentials,
+            device=request.device if distributed else "cpu",
+            is_distributed=distributed,
+            tensor_names=request.names,
+            owned=False,
+        )
 
 
-def _configure(request: Request) -> Described:
-    """Concurrency and limit, by the keys, else by the user's variables, else by us."""
-    concurrency, said = request.options.get("concurrency"), "its own default"
-    if concurrency is not None:
-        os.environ[_CONCURRENCY] = said = str(concurrency)
-    elif _CONCURRENCY in os.environ:
-        said = f"{os.environ[_CONCURRENCY]} ({_CONCURRENCY})"
-    if "memory_limit" not in request.options and _LIMIT in os.environ:
-        shown = f"{os.environ[_LIMIT]} bytes ({_LIMIT})"
-    else:
-        limit, shown = bounded(request)
-        os.environ[_LIMIT] = str(0 if request.options.get("memory_limit") == 0 else limit)
-    return Described(request.load_format, said, shown)
+def _variables(request: Request) -> dict[str, str]:
+    """The library looks at the environment for what :func:`plan` has."""
+    variables = {}
+    if "concurrency" in request.options:
+        variables[_CONCURRENCY] = str(request.options["concurrency"])
+    if not _own_limit(request):
+        least = request.options.get("memory_limit") == 0
+        variables[_LIMIT] = str(0 if least else bounded(request)[0])
+    return variables
 
 
-def _address(request: Request, path: str) -> str:
+def _own_limit(request: Request) -> bool:
+    """Whether the limit is the user's variable."""
+    return "memory_limit" not in request.options and bool(os.environ.get(_LIMIT))
+
+
+def _address(location: Location, path: str) -> str:
     """A file of the location as the library writes it: an account of Azure's is no part of it."""
-    location = request.location
-    assert location is not None
     name = path[len(str(location)) + 1 :]
     return f"{location.scheme}://{location.container}/{location.key(name)}"

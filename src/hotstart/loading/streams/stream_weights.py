@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from hotstart.config.load_formats import FORMATS
 from hotstart.errors import ConfigError, HotstartError, StorageError
-from hotstart.loading.streams.base import Request, library_of, opener_of
+from hotstart.loading.streams.base import Request, adapter_of, check_limit, library_of
 from hotstart.loading.streams.handed_over import secrets_of
 from hotstart.loading.tally import LoadReport, Tally
-from hotstart.units import format_size
 
 if TYPE_CHECKING:
     import torch
@@ -41,14 +40,7 @@ class StreamWeights:
         progress: Callable[[int], None],
     ) -> None:
         """``device`` needs torch. Raises ConfigError for a memory limit that cannot hold a tensor."""
-        limit = request.options.get("memory_limit")
-        if limit is not None and 0 < limit < request.largest:
-            raise ConfigError(
-                f"--model-loader-extra-config: memory_limit is {limit}, and the largest tensor has "
-                f"{request.largest} bytes",
-                expected=f"at least {request.largest} ({format_size(request.largest)}), "
-                "or 0 for the least that works",
-            )
+        check_limit(request)
         self.total = request.nbytes
         self._request = request
         self._layout = layout
@@ -121,7 +113,7 @@ class StreamWeights:
         store = self.store()
         self._device()  # on a GPU, each thread chooses its own
         self._tally.start()
-        stream = opener_of(self._request.load_format)(self._request)
+        stream = adapter_of(self._request.load_format).open_stream(self._request)
         try:
             self._fill(store, stream)
             self._described = str(stream.describe())
