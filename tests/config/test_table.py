@@ -63,7 +63,7 @@ SHOULD = (
 
 REFUSED_BY_NAME = (
     """
--tp 2 | -pp 2 | --load-format tensorizer | --load-format mistral | --load-format pt
+-tp 2 | -pp 2 | --load-format ipc_cache | --load-format mistral | --load-format pt
 --quantization fp8 | -q awq | --enable-lora | --lora-modules a=b | --kv-cache-dtype fp8
 --enable-auto-tool-choice | --tool-call-parser hermes | --reasoning-parser deepseek_r1
 --attention-backend FLASHINFER | -ep | --enable-expert-parallel | --scheduling-policy priority

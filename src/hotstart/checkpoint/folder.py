@@ -92,8 +92,10 @@ def open_folder(model: ModelConfig, load: LoadConfig) -> Folder:
     if not model.location:
         return LocalFolder(model.path)
     from hotstart.checkpoint.remote import ObjectFolder, open_store
+    from hotstart.storage.variables import with_options
 
-    store = open_store(model.location, environ=os.environ, patience=load.storage_timeout)
+    environ = with_options(os.environ, load.model_loader_extra_config)
+    store = open_store(model.location, environ=environ, patience=load.storage_timeout)
     copies = None
     if load.disk_cache is not None:
         from hotstart.storage.disk_copy import DiskCopies, Limit

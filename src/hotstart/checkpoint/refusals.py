@@ -62,7 +62,9 @@ def no_weights(path: str, names: list[str], weights: list[str]) -> ModelError:
         return _gguf(os.path.join(path, gguf[0]))
     if tensors := sorted(name for name in weights if name.endswith(".tensors")):
         return ModelError(
-            f"{path} holds a Tensorizer file ({tensors[0]}), which is not supported yet", expected=_EXPECTED
+            f"{path} holds a Tensorizer file ({tensors[0]})",
+            expected=_EXPECTED,
+            advice="Pass --load-format tensorizer",
         )
     return ModelError(
         f"{path} holds no weight files",

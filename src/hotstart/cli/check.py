@@ -237,9 +237,11 @@ def located(config: Config, report: Callable[[int, int], None] | None = None) ->
     if is_location(model.model):
         from hotstart.checkpoint.remote import fetch_small_files, open_store
         from hotstart.config import cache_root
+        from hotstart.storage.variables import with_options
 
         root = cache_root.resolve(config.cache_root or None, os.environ)
-        store = open_store(model.model, environ=os.environ, patience=config.load.storage_timeout)
+        environ = with_options(os.environ, config.load.model_loader_extra_config)
+        store = open_store(model.model, environ=environ, patience=config.load.storage_timeout)
         path = fetch_small_files(store, root.path if root.writable else "")
         store.close()
         model = replace(model, path=path, location=model.model)

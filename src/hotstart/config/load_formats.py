@@ -153,6 +153,28 @@ _INSTANT_KEYS = {
         least=-1,
     ),
 }
+_TENSORIZER_KEYS = {
+    "tensorizer_uri": Key(str, "the file, which lies in MODEL; left out: model.tensors"),
+    "tensorizer_dir": Key(str, "the same as MODEL"),
+    "vllm_tensorized": Key(bool, "true or false; it is found out either way"),
+    "verify_hash": Key(bool, "whether hashes are compared; left out: true"),
+    "num_readers": Key(int, "files or connections that are read at once, 1 or more", least=1),
+    "concurrency": Key(int, "the same as num_readers", least=1),
+    "memory_limit": Key(
+        int,
+        "bytes of tensors that it holds at most; -1: no bound, 0: one tensor at a time, "
+        "left out: a quarter of what is free, and 2 GiB at most",
+        least=-1,
+    ),
+    "encryption_keyfile": Key(str, "a file with the 32 bytes of the key"),
+    "s3_access_key_id": Key(str, "of S3, with s3_secret_access_key; left out: as for every loader"),
+    "s3_secret_access_key": Key(str, "of S3, with s3_access_key_id"),
+    "s3_endpoint": Key(str, "the address of S3; left out: as for every loader"),
+    "stream_kwargs": Key(dict, "an object with buffer_size, the bytes of a download's buffer"),
+    "serialization_kwargs": Key(dict, "an object; it is for writing only"),
+    "deserialization_kwargs": Key(dict, "an object with num_readers, verify_hash"),
+    "tensorizer_config": Key(dict, "an object with these keys, as vLLM passes them on"),
+}
 
 
 def _unreadable(places: Collection[str], because: str, instead: str) -> dict[str, tuple[str, str]]:
@@ -215,9 +237,13 @@ FORMATS: dict[str, LoadFormat] = {
         "weights stored rank by rank, by hotstart's own readers", keys=_OWN_KEYS | _PATTERN
     ),
     "tensorizer": LoadFormat(
-        "a file of CoreWeave's Tensorizer",
-        because="checkpoints in the tensorizer layout are not supported",
-        instead=_CONVERT,
+        "a file of CoreWeave's Tensorizer, which hotstart convert tensorizer writes",
+        library="tensorizer",
+        distribution="tensorizer",
+        extra="tensorizer",
+        module="tensorizer",
+        keys=_TENSORIZER_KEYS,
+        places=_unreadable(("gs", "az"), "it reads directories, s3://, http:// and https://", _STREAMER),
     ),
     "ipc_cache": LoadFormat(
         "weights that another process keeps in a GPU",

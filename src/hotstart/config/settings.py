@@ -68,6 +68,9 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     verify: str = "size"
     """``off``, ``size`` (sizes and headers) or ``digest`` (SHA-256 of every weight file)."""
 
+    def __repr__(self) -> str:
+        return _repr(self, secret="model_loader_extra_config")  # it may hold keys of a store
+
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """KV cache."""

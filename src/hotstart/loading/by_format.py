@@ -26,6 +26,12 @@ def open_weights(folder: Folder, config: Config) -> Checkpoint:
 
         pattern = load.model_loader_extra_config.get("pattern")
         return open_sharded(folder, rank_of(config), pattern, said=load.load_format)
+    if load.load_format == "tensorizer":
+        from hotstart.checkpoint.tensorizer import open_tensorizer
+        from hotstart.loading.tensorizer_options import TensorizerOptions
+
+        options = TensorizerOptions.parse(load.model_loader_extra_config, config.model)
+        return open_tensorizer(folder, options.name, keyfile=options.keyfile)
     return open_checkpoint(folder, ignore_index=config.model.ignore_index)
 
 
@@ -35,6 +41,13 @@ def match_weights(specs: Sequence[WeightSpec], checkpoint: Checkpoint, config: C
         from hotstart.loading.rank import match_rank
 
         return match_rank(specs, checkpoint, rank_of(config), config.model.dtype)
+    if config.load.load_format == "tensorizer":
+        from hotstart.loading.rank import match_named
+        from hotstart.loading.tensorizer_options import TensorizerOptions
+
+        # Bytes that are encrypted cannot be compared, so of a tied weight the copy is not looked at.
+        compared = TensorizerOptions.parse(config.load.model_loader_extra_config).keyfile is None
+        return match_named(specs, checkpoint, config.model.dtype, compared=compared)
     return match(specs, checkpoint, config.model.dtype)
 
 

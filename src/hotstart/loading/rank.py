@@ -31,6 +31,7 @@ from hotstart.models.fused_names import (
 )
 from hotstart.models.spec import WeightSpec
 
+_FUSED = (".qkv_proj.", ".gate_up_proj.")
 _SCALES = tuple(f".attn.{scale}" for scale in SCALES)
 
 
@@ -75,6 +76,25 @@ def match_rank(
         if tensor.specs[0].slot in VOCABULARY
     }
     return match(own, _used(checkpoint, own, padded), dtype)
+
+
+def match_named(
+    specs: Sequence[WeightSpec], checkpoint: Checkpoint, dtype: str, *, compared: bool = True
+) -> Matched:
+    """As :func:`hotstart.loading.match.match`, of a whole model under vLLM's names or under its own.
+
+    Without ``compared`` a stored copy of a tied weight is passed over. Raises ModelError.
+    """
+    if not compared:
+        tensors = dict(checkpoint.tensors)
+        stored = {spec.slot: spec.stored for spec in specs if any(name in tensors for name in spec.stored)}
+        for spec in specs:
+            for name in spec.stored if spec.alias_of in stored else ():
+                tensors.pop(name, None)
+        checkpoint = replace(checkpoint, tensors=tensors)
+    if any(fused in name for name in checkpoint.tensors for fused in _FUSED):
+        return match_rank(specs, checkpoint, Rank(), dtype)
+    return match(specs, checkpoint, dtype)
 
 
 def rank_specs(specs: Sequence[WeightSpec], rank: Rank) -> list[WeightSpec]:

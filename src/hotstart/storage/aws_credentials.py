@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from hotstart.errors import ConfigError, StorageError
 from hotstart.storage.aws_files import Profile
-from hotstart.storage.variables import Value, first, readable, switch, web_address
+from hotstart.storage.variables import Value, first, option, readable, switch, web_address
 
 _PROCESS_SECONDS = 60
 _RENEW_BEFORE = timedelta(minutes=5)
@@ -81,7 +81,8 @@ def choose(environ: Mapping[str, str], profile: Profile) -> Credentials:
     if unsigned:
         return Credentials(source=f"none, unsigned ({unsigned.origin})", unsigned=True)
     return (
-        _from_environment(environ)
+        _of_options(environ)
+        or _from_environment(environ)
         or _web_identity(environ)
         or (_from_profile(environ, profile) if profile.explicit else None)
         or _of_tensorizer(environ)
@@ -89,6 +90,19 @@ def choose(environ: Mapping[str, str], profile: Profile) -> Credentials:
         or _of_container(environ)
         or _of_machine(environ)
         or _nothing(environ, profile)
+    )
+
+
+def _of_options(environ: Mapping[str, str]) -> Credentials | None:
+    """Of --model-loader-extra-config, see :func:`hotstart.storage.variables.with_options`."""
+    pair = _pair(environ, option("s3_access_key_id"), option("s3_secret_access_key"))
+    if pair is None:
+        return None
+    keys = Keys(access_key_id=pair[0], secret_access_key=pair[1])
+    return Credentials(
+        source=f"keys of {option('s3_access_key_id')}",
+        provider=Provider(lambda: keys),
+        advice="Check s3_access_key_id and s3_secret_access_key, and whether they belong to this endpoint",
     )
 
 

@@ -16,7 +16,7 @@ from hotstart.storage import aws_credentials
 from hotstart.storage.aws_files import Profile, read_profile
 from hotstart.storage.cloud_settings import CloudSettings
 from hotstart.storage.location import Location
-from hotstart.storage.variables import Value, first, readable, switch, web_address
+from hotstart.storage.variables import Value, first, option, readable, switch, web_address
 
 _AWS_HOST = re.compile(r"s3[.-](?:fips[.-])?(?:dualstack\.)?([a-z]{2}-[a-z-]+-\d)\.amazonaws\.com(?:\.cn)?$")
 _PLAIN_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
@@ -89,6 +89,7 @@ def _endpoint(environ: Mapping[str, str], profile: Profile) -> tuple[Value, list
     found = Value()
     if not switch(environ, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
         found = first(environ, *_ENDPOINTS) or profile.endpoint
+    found = first(environ, option("s3_endpoint")) or found
     others = [value for name in _OTHERS_ENDPOINTS if (value := first(environ, name))]
     ignored: list[str] = []
     if not found and others:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -29,6 +30,19 @@ class Value(Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.text} ({self.origin})"
+
+
+def option(key: str) -> str:
+    """The name under which a loader's option stands among the variables; no variable has such a name."""
+    return f"{key} in --model-loader-extra-config"
+
+
+def with_options(environ: Mapping[str, str], given: Mapping[str, Any]) -> Mapping[str, str]:
+    """The variables, and what ``--model-loader-extra-config`` says of S3, which goes before them."""
+    nested = given.get("tensorizer_config")
+    every = {**given, **nested} if isinstance(nested, Mapping) else given
+    said = {option(key): value for key, value in every.items() if key.startswith("s3_")}
+    return {**environ, **said} if said else environ
 
 
 def first(environ: Mapping[str, str], *names: str) -> Value:

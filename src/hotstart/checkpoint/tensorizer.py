@@ -1,0 +1,272 @@
+"""Tensorizer's files: the index at their front, validated before any of it is believed. Torch-free.
+
+After ``|TZR|`` come a version, 32 bytes of flags, sizes and the number of tensors, then an index of all
+tensors: name, dtype, shape, and where header and data of each lie (``_FileHeader`` and
+``_MetadataDeserializer`` in ``serialization.py`` of tensorizer 2.12). The library reads it once more when
+it loads; here it is read so that a file that is incomplete or another model's is known before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import threading
+from math import prod
+from typing import TYPE_CHECKING
+
+from hotstart.checkpoint.base import Checkpoint, ShardFile, Skipped, TensorRef
+from hotstart.checkpoint.folder import Folder, LocalFolder
+from hotstart.checkpoint.safetensors import DTYPE_BITS, MAX_RANK
+from hotstart.errors import ConfigError, ModelError
+from hotstart.storage.source import FileSource
+
+if TYPE_CHECKING:
+    from hotstart.checkpoint.remote import ObjectFolder
+    from hotstart.storage.source import Source
+
+DEFAULT_NAME = "model.tensors"
+MARKER = "vllm-tensorized-marker"
+"""A tensor by which vLLM knows its own files."""
+MAX_INDEX = 256 << 20
+"""Bytes."""
+
+_MAGIC = b"|TZR|"
+_FRONT = struct.Struct("<5sI32sQ8xQQ")
+_HEAD = 512 << 10
+"""Bytes read first: the index takes 256 KiB at least."""
+_VERSIONS = range(1, 6)
+_ENCRYPTED_VERSION, _FLAGS_VERSION = 3, 4
+_ENCRYPTED, _VERSIONED = 1, 2
+_LONG_SHAPES = 5
+_PLACE = struct.Struct("<QQQ")
+_NUMPY = {"f8": "F64", "f4": "F32", "f2": "F16", "i8": "I64", "i4": "I32", "i2": "I16", "i1": "I8",
+          "u1": "U8", "u2": "U16", "u4": "U32", "u8": "U64", "b1": "BOOL"}  # fmt: skip
+_TORCH = {"torch.bfloat16": "BF16", "torch.float16": "F16", "torch.float32": "F32", "torch.float64": "F64",
+          "torch.float8_e4m3fn": "F8_E4M3", "torch.float8_e5m2": "F8_E5M2"}  # fmt: skip
+_AGAIN = "Copy the file again, or write it again: hotstart convert tensorizer SRC DST"
+
+
+def open_tensorizer(
+    place: Folder | str, name: str = DEFAULT_NAME, *, keyfile: str | None = None
+) -> Checkpoint:
+    """Read the index of a folder's Tensorizer file. ``keyfile``: it is to be decrypted with this.
+
+    Raises ModelError for a file that is absent, incomplete or damaged, encrypted without a key or not
+    encrypted with one; StorageError for what cannot be read.
+    """
+    folder = LocalFolder(place) if isinstance(place, str) else place
+    if keyfile is not None:
+        _check_key(keyfile)
+    found = _open(folder, name)
+    if found is None:
+        raise _absent(folder, name)
+    file, source = found
+    try:
+        encrypted, tensors, data_start = _read_index(file, source)
+    finally:
+        source.close()
+    if encrypted and keyfile is None:
+        raise ModelError(
+            f"{file.path} is encrypted, and there is no key",
+            expected="encryption_keyfile in --model-loader-extra-config",
+            advice='Pass --model-loader-extra-config \'{"encryption_keyfile": "PATH"}\' with the file of '
+            "its key",
+        )
+    if keyfile is not None and not encrypted:
+        raise ModelError(
+            f"{file.path} is not encrypted, and encryption_keyfile names a key",
+            expected="an encrypted file, or no key",
+            advice="Leave encryption_keyfile out if the file is the right one",
+        )
+    return Checkpoint(
+        path=folder.path,
+        folder=folder,
+        files=(ShardFile(file.path, file.size, data_start, {}, file.identity),),
+        tensors={ref.name: ref for ref in tensors if ref.name != MARKER},
+        skipped=_skipped(folder, name),
+    )
+
+
+def _check_key(path: str) -> None:
+    """Raise ConfigError for what is no key file: it has 32 bytes."""
+    try:
+        with open(path, "rb") as file:
+            length = len(file.read(64))
+    except OSError as error:
+        raise ConfigError(
+            f"encryption_keyfile {path} cannot be read: {error.strerror}", expected="a file of this machine"
+        ) from None
+    if length != 32:
+        raise ConfigError(
+            f"encryption_keyfile {path} has {length if length < 64 else 'more than 32'} bytes",
+            expected="the 32 bytes of a key, as hotstart convert tensorizer --encrypt wrote them",
+        )
+
+
+def _open(folder: Folder, name: str) -> tuple[ShardFile, Source] | None:
+    if isinstance(folder, LocalFolder):
+        path = os.path.join(folder.path, name)
+        if not os.path.lexists(path):
+            return None
+        opened = FileSource(path)
+        return ShardFile(path, opened.size, 0, {}, opened.identity), opened
+    from hotstart.checkpoint.remote import ObjectFolder
+
+    assert isinstance(folder, ObjectFolder)
+    return _open_stored(folder, name)
+
+
+def _open_stored(folder: ObjectFolder, name: str) -> tuple[ShardFile, Source] | None:
+    first = folder.store.fetch(name, 1)
+    if first is None:
+        return None
+    file = ShardFile(f"{folder.path}/{name}", first.size, 0, {}, first.identity)
+    return file, folder.stored(file)
+
+
+def _read_index(file: ShardFile, source: Source) -> tuple[bool, list[TensorRef], int]:
+    """Whether it is encrypted, its tensors, and where their part begins."""
+    head = _read(source, 0, min(file.size, _HEAD))
+    if len(head) < _FRONT.size or head[:5] != _MAGIC:
+        raise ModelError(
+            f"{file.path} is no Tensorizer file",
+            expected="a file that begins with |TZR|",
+            advice="A safetensors checkpoint loads without --load-format; or convert it: "
+            "hotstart convert tensorizer SRC DST",
+        )
+    _, version, flags, _, count, length = _FRONT.unpack_from(head)
+    if version not in _VERSIONS:
+        raise ModelError(
+            f"{file.path} has version {version} of Tensorizer's format", expected="versions 1 to 5"
+        )
+    bits = int.from_bytes(flags, "little") if version >= _FLAGS_VERSION else 0
+    encrypted = version == _ENCRYPTED_VERSION or bool(bits & _ENCRYPTED)
+    begin, end = _FRONT.size, _FRONT.size + length
+    if length > MAX_INDEX:
+        raise _damaged(file, f"its index is said to have {length} bytes")
+    if end > file.size:
+        raise _incomplete(file, f"ends inside its index, which has {length} bytes")
+    index = head[begin:end] + _read(source, len(head), max(0, end - len(head)))
+    try:
+        tensors = _Index(index, versioned=bool(bits & _VERSIONED)).tensors(count)
+    except (struct.error, IndexError, UnicodeDecodeError, KeyError, ValueError) as error:
+        raise _damaged(file, f"its index cannot be read ({error})") from None
+    _check(file, tensors, end)
+    return encrypted, tensors, end
+
+
+def _read(source: Source, offset: int, length: int) -> bytes:
+    data = bytearray(length)
+    if length:
+        source.read_into(memoryview(data), offset, threading.Event())
+    return bytes(data)
+
+
+class _Index:
+    """A cursor over the index. Raises what :func:`_read_index` catches."""
+
+    def __init__(self, data: bytes, *, versioned: bool) -> None:
+        self._data, self._at, self._versioned = data, 0, versioned
+
+    def tensors(self, count: int) -> list[TensorRef]:
+        if count * 30 > len(self._data):  # the least that an entry takes
+            raise ValueError(f"{count} tensors in {len(self._data)} bytes")
+        return [self._tensor() for _ in range(count)]
+
+    def _tensor(self) -> TensorRef:
+        long = self._versioned and self._unpack("<I")[0] >= _LONG_SHAPES
+        name = self._bytes(self._unpack("<H")[0]).decode()
+        self._at += 1  # parameter, buffer, or entry of a state dict
+        dtype = self._bytes(self._unpack("<B")[0]).decode()
+        rank = self._unpack("<B")[0]
+        if rank > MAX_RANK:
+            raise ValueError(f"{name!a} has {rank} dimensions")
+        shape = self._unpack(f"<{rank}{'Q' if long else 'I'}")
+        _, offset, length = self._unpack(_PLACE.format)
+        return TensorRef(name, 0, _dtype(dtype), tuple(shape), offset, length)
+
+    def _bytes(self, length: int) -> bytes:
+        found = self._data[self._at : self._at + length]
+        if len(found) < length:
+            raise IndexError("it ends early")
+        self._at += length
+        return found
+
+    def _unpack(self, text: str) -> tuple[int, ...]:
+        found = struct.unpack_from(text, self._data, self._at)
+        self._at += struct.calcsize(text)
+        return found
+
+
+def _dtype(text: str) -> str:
+    """``<f4``, or a number of numpy's with torch's own name behind it: ``<V2\\0torch.bfloat16``."""
+    numpy, _, torch = text.partition("\0")
+    if torch:
+        return _TORCH[torch]
+    found = re.fullmatch(r"[<>|=]?([a-z]\d)", numpy)
+    if found is None or numpy.startswith(">"):
+        raise ValueError(f"dtype {numpy!a}")
+    return _NUMPY[found[1]]
+
+
+def _check(file: ShardFile, tensors: list[TensorRef], begin: int) -> None:
+    if len({ref.name for ref in tensors}) < len(tensors):
+        raise _damaged(file, "its index has a name twice")
+    for ref in sorted(tensors, key=lambda ref: ref.offset):
+        size = prod(ref.shape) * DTYPE_BITS[ref.dtype] // 8
+        if ref.offset < begin or ref.nbytes not in (size, 0):
+            raise _damaged(
+                file,
+                f"{ref.name!a} is said to have {ref.nbytes} bytes at {ref.offset}, and {size} by its shape",
+            )
+        if size and not ref.nbytes:
+            raise ModelError(
+                f"{file.path} holds {ref.name!a} without its values", expected="a file that was written whole"
+            )
+        if ref.offset + ref.nbytes > file.size:
+            raise _incomplete(
+                file,
+                f"ends inside the tensor {ref.name!a}, whose last byte is the {ref.offset + ref.nbytes}th",
+            )
+
+
+def _incomplete(file: ShardFile, found: str) -> ModelError:
+    return ModelError(
+        f"{file.path} has {file.size} bytes and {found}", expected="a whole file", advice=_AGAIN
+    )
+
+
+def _damaged(file: ShardFile, found: str) -> ModelError:
+    return ModelError(f"{file.path} is damaged: {found}", expected="a whole file", advice=_AGAIN)
+
+
+def _absent(folder: Folder, name: str) -> ModelError:
+    names: list[str] = []
+    if isinstance(folder, LocalFolder):
+        names = sorted(folder.sizes())
+    others = [each for each in names if each.endswith(".tensors")]
+    if others:
+        return ModelError(
+            f"{folder.path} holds no {name}, but {others[0]}",
+            expected=name,
+            advice="Name it: --model-loader-extra-config "
+            f'\'{{"tensorizer_uri": "{os.path.join(folder.path, others[0])}"}}\'',
+        )
+    plain = "is an ordinary checkpoint" if any(n.endswith(".safetensors") for n in names) else "holds none"
+    return ModelError(
+        f"There is no {name} in {folder.path}, which --load-format tensorizer reads"
+        + (f": it {plain}" if names else ""),
+        expected="a file of Tensorizer's beside config.json and the tokenizer",
+        advice=f"Convert it: hotstart convert tensorizer {folder.path} DST; or leave --load-format out",
+    )
+
+
+def _skipped(folder: Folder, name: str) -> tuple[Skipped, ...]:
+    if not isinstance(folder, LocalFolder):
+        return ()
+    return tuple(
+        Skipped(other, size, "no part of the Tensorizer file")
+        for other, size in sorted(folder.sizes().items())
+        if other.endswith((".safetensors", ".tensors")) and other != name
+    )

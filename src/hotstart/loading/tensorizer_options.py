@@ -1,0 +1,121 @@
+"""``--model-loader-extra-config`` for ``--load-format tensorizer``: vLLM's keys, and what they mean here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from hotstart.checkpoint.tensorizer import DEFAULT_NAME
+from hotstart.errors import ConfigError, HotstartError, raise_all
+
+if TYPE_CHECKING:
+    from hotstart.config.settings import ModelConfig
+
+_STREAM = {"buffer_size": int}
+_DESERIALIZATION = {"num_readers": int, "verify_hash": bool, "plaid_mode": bool, "plaid_mode_buffers": int}
+_SIGNED_HERE = "s3_access_key_id, s3_secret_access_key and s3_endpoint beside it, or AWS_* in the environment"
+
+
+class TensorizerOptions(Struct, frozen=True):
+    """Parsed; None: left to the library."""
+
+    name: str = DEFAULT_NAME
+    """Of the file, beside config.json."""
+    verify_hash: bool = True
+    num_readers: int | None = None
+    keyfile: str | None = None
+    buffer_size: int | None = None
+    """Bytes of a download's buffer."""
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any], model: ModelConfig | None = None) -> TensorizerOptions:
+        """Without ``model`` the name is not looked for.
+
+        Raises ConfigError, or ProblemsFound with all of them.
+        """
+        given = {**given, **given.get("tensorizer_config", {})}
+        stream = given.get("stream_kwargs") or {}
+        kwargs = given.get("deserialization_kwargs") or {}
+        problems = [
+            *_unknown("stream_kwargs", stream, _STREAM),
+            *_unknown("deserialization_kwargs", kwargs, _DESERIALIZATION),
+        ]
+        readers = {
+            key: value
+            for key, value in (
+                ("concurrency", given.get("concurrency")),
+                ("num_readers", given.get("num_readers")),
+                ("deserialization_kwargs.num_readers", kwargs.get("num_readers")),
+            )
+            if value is not None
+        }
+        if len(set(readers.values())) > 1:
+            problems.append(
+                ConfigError(
+                    f"--model-loader-extra-config has {' and '.join(readers)}, which differ",
+                    expected="one of them",
+                )
+            )
+        name = DEFAULT_NAME
+        try:
+            name = _name(given, model) if model is not None else name
+        except HotstartError as error:
+            problems.append(error)
+        raise_all(problems)
+        verify = given.get("verify_hash", kwargs.get("verify_hash"))
+        return cls(
+            name=name,
+            verify_hash=verify is not False,
+            num_readers=next(iter(readers.values()), None),
+            keyfile=given.get("encryption_keyfile"),
+            buffer_size=stream.get("buffer_size"),
+        )
+
+
+def _name(given: Mapping[str, Any], model: ModelConfig) -> str:
+    """The file, which must lie in MODEL; ``%03d`` stands for the rank."""
+    uri, directory = given.get("tensorizer_uri"), given.get("tensorizer_dir")
+    if uri is None and directory is None:
+        return DEFAULT_NAME
+    folder, name = (os.path.dirname(uri), os.path.basename(uri)) if uri else (str(directory), DEFAULT_NAME)
+    here = model.location or model.path
+    if folder and not _same(folder, here):
+        raise ConfigError(
+            f"--model-loader-extra-config names weights in {folder}, and MODEL is {here or model.model}",
+            expected="weights, config.json and tokenizer in one place",
+            advice=f"Pass it as MODEL: hotstart serve {folder} --load-format tensorizer",
+        )
+    try:
+        return name % 0 if "%" in name else name
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"--model-loader-extra-config: tensorizer_uri ends in {name!r}",
+            expected="a file's name, with %03d at most for the rank",
+        ) from None
+
+
+def _same(one: str, other: str) -> bool:
+    if "://" in one or "://" in other:
+        return one.rstrip("/") == other.rstrip("/")
+    return os.path.realpath(os.path.expanduser(one)) == os.path.realpath(other)
+
+
+def _unknown(where: str, given: Any, known: Mapping[str, type]) -> list[HotstartError]:
+    problems: list[HotstartError] = []
+    for key, value in given.items():
+        if (
+            key in known
+            and type(value) is known[key]
+            and (not isinstance(value, int) or isinstance(value, bool) or value > 0)
+        ):
+            continue
+        expected = ", ".join(f"{name} ({kind.__name__})" for name, kind in known.items())
+        if where == "stream_kwargs" and key.startswith(("s3_", "force_http")):
+            expected = _SIGNED_HERE
+        problems.append(
+            ConfigError(f"--model-loader-extra-config: {where} cannot have {key!r} so", expected=expected)
+        )
+    return problems

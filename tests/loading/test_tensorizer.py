@@ -1,0 +1,275 @@
+"""Tensorizer's files through its own library: the same weights, and what is wrong with a file by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tensorizer import EncryptionParams, TensorSerializer
+from torch import Tensor
+
+from fault_proxy import FaultServer
+from hotstart.checkpoint.tensorizer import open_tensorizer
+from hotstart.config.settings import Config, DeviceConfig, LoadConfig, ModelConfig
+from hotstart.engine.assemble import prepare
+from hotstart.engine.placement import Weights
+from hotstart.errors import HotstartError
+from object_servers import KEY, SECRET, NanioServer, OpenS3Server, S3Server
+from sharded_files import parameters
+
+Model = Callable[..., Path]
+NO_ROLE = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nowhere"}
+
+
+def serialise(directory: Path, tensors: dict[str, Tensor], **options: Any) -> Path:
+    serializer = TensorSerializer(str(directory / "model.tensors"), **options)
+    serializer.write_state_dict(tensors)
+    serializer.close()
+    return directory
+
+
+def converted(plain: Path, target: Path, *, fused: bool = False, **options: Any) -> Path:
+    """The model with its weights in Tensorizer's format."""
+    target.mkdir(parents=True)
+    for file in plain.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, target)
+    tensors = load_file(plain / "model.safetensors")
+    if fused:
+        config = json.loads((plain / "config.json").read_text())
+        tensors = parameters(tensors, config, 1, 0)
+        tensors["model.layers.0.self_attn.attn._k_scale"] = torch.tensor(1.0)
+        tensors["vllm-tensorized-marker"] = torch.tensor(0)
+    return serialise(target, tensors, **options)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model: Model) -> Path:
+    return tiny_model("llama-tied", dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def model(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return converted(plain, tmp_path_factory.mktemp("tensorizer") / "models" / "m")
+
+
+def loaded(
+    path: Path, load_format: str = "tensorizer", location: str = "", **extra: Any
+) -> tuple[dict[str, Tensor], Weights]:
+    load = LoadConfig(load_format=load_format, model_loader_extra_config=extra)
+    config = ModelConfig(model=location or str(path), path=str(path), location=location)
+    start = prepare(Config(model=config, load=load, device=DeviceConfig(device="cpu")))
+    weights = start.placement.weights(start, lambda done: None)
+    weights.start()
+    store = weights.store()
+    weights.wait()
+    slots = {}
+    for slot in dict.fromkeys(spec.slot for spec in start.family.specs(start.geometry)):
+        tensor = store.tensor(slot)
+        slots[slot] = tensor if isinstance(tensor, Tensor) else torch.cat(tensor)
+    return slots, weights
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for slot, tensor in one.items():
+        assert torch.equal(tensor, other[slot]), slot
+
+
+def refusal(path: Path, location: str = "", **extra: Any) -> str:
+    with pytest.raises(HotstartError) as caught:
+        loaded(path, "tensorizer", location, **extra)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "fused"),
+    [("llama", False), ("llama-tied", False), ("opt", False), ("llama", True), ("llama-tied", True)],
+)
+def test_the_weights_are_those_of_the_plain_checkpoint(
+    name: str, fused: bool, tiny_model: Model, tmp_path: Path
+) -> None:
+    """Under its own names, and under vLLM's, who marks its files."""
+    plain = tiny_model(name)
+    assert_same(loaded(converted(plain, tmp_path / "m", fused=fused))[0], loaded(plain, "auto")[0])
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"memory_limit": 0},
+        {"memory_limit": 200_000, "num_readers": 3},
+        {"tensorizer_config": {"num_readers": 2, "verify_hash": True}},
+        {"deserialization_kwargs": {"num_readers": 1}, "stream_kwargs": {"buffer_size": 4096}},
+    ],
+    ids=str,
+)
+def test_limits_and_readers_change_nothing_in_the_weights(
+    plain: Path, model: Path, extra: dict[str, Any]
+) -> None:
+    assert_same(loaded(model, **extra)[0], loaded(plain, "auto")[0])
+
+
+def test_a_log_line_names_library_readers_limit_and_hashes(model: Path) -> None:
+    _, weights = loaded(model, concurrency=3, memory_limit=1 << 20)
+    assert weights.describe().startswith("tensorizer 2.")
+    assert "concurrency 3, memory limit 1.05 MB, hashes are compared" in weights.describe()
+
+
+def test_the_file_may_have_another_name(model: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(model, tmp_path / "m")
+    (other / "model.tensors").rename(other / "llama-000.tensors")
+    assert "tensorizer_uri" in refusal(other)
+    assert loaded(other, tensorizer_uri=f"{other}/llama-%03d.tensors")[0]
+
+
+def test_weights_in_another_place_than_the_model_are_refused_with_the_command(
+    model: Path, tmp_path: Path
+) -> None:
+    message = refusal(model, tensorizer_dir=str(tmp_path))
+    assert f"hotstart serve {tmp_path} --load-format tensorizer" in message
+
+
+def test_an_encrypted_file_is_read_with_its_key_and_no_other(plain: Path, tmp_path: Path) -> None:
+    key, other = EncryptionParams.random(), EncryptionParams.random()
+    encrypted = converted(plain, tmp_path / "m", encryption=key)
+    right, wrong = tmp_path / "right.key", tmp_path / "wrong.key"
+    right.write_bytes(key.key)
+    wrong.write_bytes(other.key)
+    assert_same(loaded(encrypted, encryption_keyfile=str(right))[0], loaded(plain, "auto")[0])
+    message = refusal(encrypted, encryption_keyfile=str(wrong))
+    assert f"model.tensors: the tensor model.embed_tokens.weight cannot be decrypted with {wrong}" in message
+    assert "is encrypted, and there is no key" in refusal(encrypted)
+
+
+def test_a_key_for_a_file_that_is_not_encrypted_is_refused(model: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(bytes(32))
+    assert "is not encrypted, and encryption_keyfile names a key" in refusal(
+        model, encryption_keyfile=str(key)
+    )
+    key.write_bytes(bytes(31))
+    assert "has 31 bytes" in refusal(model, encryption_keyfile=str(key))
+    assert "cannot be read: No such file" in refusal(model, encryption_keyfile=str(tmp_path / "none"))
+
+
+def damaged(model: Path, target: Path, change: Callable[[bytearray], object]) -> Path:
+    shutil.copytree(model, target)
+    data = bytearray((model / "model.tensors").read_bytes())
+    change(data)
+    (target / "model.tensors").write_bytes(data)
+    return target
+
+
+def test_a_flipped_bit_is_found_by_the_hash_of_its_tensor(model: Path, tmp_path: Path) -> None:
+    ref = open_tensorizer(str(model)).tensors["model.layers.1.mlp.down_proj.weight"]
+
+    def flip(data: bytearray) -> None:
+        data[ref.offset + 100] ^= 1
+
+    path = damaged(model, tmp_path / "m", flip)
+    assert "the tensor model.layers.1.mlp.down_proj.weight has not the hash" in refusal(path)
+    assert loaded(path, verify_hash=False)[0]
+
+
+def test_a_damaged_header_of_a_tensor_names_it(model: Path, tmp_path: Path) -> None:
+    refs = list(open_tensorizer(str(model)).tensors.values())
+    before, ref = refs[3], refs[4]
+
+    def spoil(data: bytearray) -> None:
+        data[before.offset + before.nbytes + 8 : ref.offset] = b"\xff" * (
+            ref.offset - before.offset - before.nbytes - 8
+        )
+
+    assert f"the tensor {ref.name}" in refusal(damaged(model, tmp_path / "m", spoil))
+
+
+def test_an_incomplete_file_names_the_tensor_it_ends_in(model: Path, tmp_path: Path) -> None:
+    last = max(open_tensorizer(str(model)).tensors.values(), key=lambda ref: ref.offset)
+
+    def cut(data: bytearray) -> None:
+        del data[last.offset + 1 :]
+
+    assert f"ends inside the tensor '{last.name}'" in refusal(damaged(model, tmp_path / "m", cut))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.__delitem__(slice(40, None)), "is no Tensorizer file"),
+        (lambda data: data.__setitem__(slice(0, 5), b"PK\3\4."), "is no Tensorizer file"),
+        (lambda data: data.__setitem__(5, 99), "has version 99"),
+        (lambda data: data.__delitem__(slice(1000, None)), "ends inside its index"),
+        (lambda data: data.__setitem__(slice(73, 75), b"\xff\xff"), "index cannot be read"),
+        (lambda data: data.__setitem__(slice(57, 65), b"\xff" * 8), "index cannot be read"),
+        (lambda data: data.__setitem__(slice(65, 73), b"\xff" * 8), "its index is said to have"),
+        (lambda data: data.clear(), "is no Tensorizer file"),
+    ],
+)
+def test_a_damaged_front_is_refused_before_the_library_sees_it(
+    model: Path, change: Callable[[bytearray], object], message: str, tmp_path: Path
+) -> None:
+    assert message in refusal(damaged(model, tmp_path / "m", change))
+
+
+def test_an_ordinary_checkpoint_is_refused_with_the_command_that_converts_it(plain: Path) -> None:
+    message = refusal(plain)
+    assert "ordinary checkpoint" in message
+    assert f"hotstart convert tensorizer {plain} DST" in message
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"readers": 3}, "has no key 'readers' for --load-format tensorizer"),
+        ({"num_readers": 0}, "num_readers is 0"),
+        ({"num_readers": 2, "concurrency": 3}, "which differ"),
+        ({"stream_kwargs": {"s3_region_name": "x"}}, "stream_kwargs cannot have 's3_region_name' so"),
+        ({"deserialization_kwargs": {"device": "cpu"}}, "deserialization_kwargs cannot have 'device' so"),
+        ({"tensorizer_uri": "%q.tensors"}, "tensorizer_uri ends in '%q.tensors'"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_is_read(
+    model: Path, extra: dict[str, Any], message: str
+) -> None:
+    assert message in refusal(model, **extra)
+
+
+@pytest.mark.parametrize("server", [S3Server, NanioServer, OpenS3Server])
+def test_it_is_read_from_s3(server: Any, plain: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with server(model.parents[1]) as store:
+        for name, value in store.environ.items():
+            monkeypatch.setenv(name, value)
+        slots, weights = loaded(model, "tensorizer", "s3://models/m")
+    assert_same(slots, loaded(plain, "auto")[0])
+    assert f"endpoint {store.endpoint}" in weights.describe()
+    assert SECRET not in weights.describe()
+
+
+def test_keys_of_the_options_go_before_the_environment_and_are_named(
+    plain: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "other")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "other")
+    with S3Server(model.parents[1]) as store:
+        keys = {"s3_access_key_id": KEY, "s3_secret_access_key": SECRET, "s3_endpoint": store.endpoint}
+        slots, weights = loaded(model, "tensorizer", "s3://models/m", **keys)
+        message = refusal(model, "s3://models/m", **{**keys, "s3_secret_access_key": "wrong-one"})
+    assert_same(slots, loaded(plain, "auto")[0])
+    assert "keys of s3_access_key_id in --model-loader-extra-config" in weights.describe()
+    assert "s3_access_key_id in --model-loader-extra-config" in message
+    assert "wrong-one" not in message
+
+
+def test_it_is_read_from_a_web_server(plain: Path, model: Path) -> None:
+    files = {f"m/{file.name}": file.read_bytes() for file in model.iterdir()}
+    with FaultServer(files) as web:
+        slots, weights = loaded(model, "tensorizer", f"{web.url}/m")
+    assert_same(slots, loaded(plain, "auto")[0])
+    assert f"web server {web.url}" in weights.describe()
