@@ -1,4 +1,7 @@
-"""Write docs/flags.md from the flag table; with ``--check``, fail when the page is not current."""
+"""Write docs/flags.md from the flag table, and the tables of docs/loaders.md from that of load formats.
+
+With ``--check``, fail when a page is not current.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "flags.md"
 sys.path.insert(0, str(ROOT / "src"))
+
+from loader_tables import PAGES, rendered  # noqa: E402
 
 from hotstart.config.flags import IMPLEMENTED, REFUSED, Flag, Group  # noqa: E402
 from hotstart.config.help import default_text, only_text, only_values  # noqa: E402
@@ -46,17 +51,14 @@ Variables that a cluster sets for a service named hotstart (`HOTSTART_PORT=tcp:/
 
 
 def main(argv: list[str]) -> int:
-    page = render()
+    pages = {PAGE: render()} | {page: rendered(page) for page in PAGES}
     if "--check" in argv:
-        current = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-        if current != page:
-            print(
-                f"{PAGE.relative_to(ROOT)} is not what the flag table says: run `make docs`", file=sys.stderr
-            )
-            return 1
-        return 0
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page, encoding="utf-8")
+        old = [page for page, text in pages.items() if not page.exists() or page.read_text("utf-8") != text]
+        for page in old:
+            print(f"{page.relative_to(ROOT)} is not what the tables say: run `make docs`", file=sys.stderr)
+        return 1 if old else 0
+    for page, text in pages.items():
+        page.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -24,6 +24,7 @@ import tiny_models
 from checkpoint_files import STUB, shard_name, write_model
 from engine_faults import SLOW_READS, engine_fault
 from hotstart.cli.main import main
+from loader_symptoms import LOADERS, Loading
 from object_servers import S3Server
 from running_server import RunningServer
 from storage_symptoms import STORAGE, Place
@@ -123,7 +124,7 @@ def config_with_another_layer(bench: Bench) -> str:
 
 
 def refused_loader(bench: Bench) -> str:
-    return bench.check("--load-format", "tensorizer")
+    return bench.check("--load-format", "mistral")
 
 
 def unsupported_architecture(bench: Bench) -> str:
@@ -332,6 +333,17 @@ SERVING: dict[str, Callable[[RunningServer, Path], str]] = {
 }
 
 
+@pytest.mark.parametrize("title", LOADERS)
+def test_loading_says_what_the_page_says(
+    title: str,
+    whole_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = entries("troubleshooting.md")[title]
+    assert pattern(line).search(LOADERS[title](Loading(whole_model, monkeypatch, capsys))), line
+
+
 @pytest.mark.parametrize("title", SERVING)
 def test_serve_says_what_the_page_says(title: str, server: RunningServer, tmp_path: Path) -> None:
     line = entries("troubleshooting.md")[title]
@@ -366,7 +378,7 @@ def test_file_without_permission_says_what_the_page_says(whole_model: Path) -> N
 
 
 def test_every_entry_is_provoked() -> None:
-    provoked = {*CHECKS, *STORAGE, *SERVING, "A file cannot be read"}
+    provoked = {*CHECKS, *STORAGE, *LOADERS, *SERVING, "A file cannot be read"}
     assert set(entries("troubleshooting.md")) == provoked
 
 

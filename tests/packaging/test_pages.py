@@ -17,7 +17,7 @@ TRANSLATED = [page for page in PAGES if page.replace(".md", ".zh-CN.md") in PAGE
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 _HEADING = re.compile(r"^(#+) (.+)$", re.M)
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
-_STARTS = re.compile(r'hotstart (?:serve|check) ([^#|&"\n]+)')
+_STARTS = re.compile(r"""hotstart (?:serve|check) ((?:'[^'\n]*'|[^#|&"'\n])+)""")
 _COMMENT = re.compile(r"(?:^|\s+)#.*")
 _QUOTED = re.compile(r'"[^"]*"')
 
