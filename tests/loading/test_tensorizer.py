@@ -10,43 +10,24 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from tensorizer import EncryptionParams, TensorSerializer
+from tensorizer import EncryptionParams
 from torch import Tensor
 
-from fault_proxy import FaultServer
+from fault_proxy import Fault, FaultServer
 from hotstart.checkpoint.tensorizer import open_tensorizer
 from hotstart.config.settings import Config, DeviceConfig, LoadConfig, ModelConfig
 from hotstart.engine.assemble import prepare
 from hotstart.engine.placement import Weights
 from hotstart.errors import HotstartError
+from hotstart.loading.rank import match_named
+from hotstart.loading.streams.base import request_for
+from hotstart.loading.streams.tensorizer import open_stream
+from hotstart.models.registry import family_for
+from hotstart.models.spec import WeightSpec
 from object_servers import KEY, SECRET, NanioServer, OpenS3Server, S3Server
-from sharded_files import parameters
+from tensorizer_files import write_tensorizer
 
 Model = Callable[..., Path]
-NO_ROLE = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nowhere"}
-
-
-def serialise(directory: Path, tensors: dict[str, Tensor], **options: Any) -> Path:
-    serializer = TensorSerializer(str(directory / "model.tensors"), **options)
-    serializer.write_state_dict(tensors)
-    serializer.close()
-    return directory
-
-
-def converted(plain: Path, target: Path, *, fused: bool = False, **options: Any) -> Path:
-    """The model with its weights in Tensorizer's format."""
-    target.mkdir(parents=True)
-    for file in plain.iterdir():
-        if file.suffix != ".safetensors":
-            shutil.copy(file, target)
-    tensors = load_file(plain / "model.safetensors")
-    if fused:
-        config = json.loads((plain / "config.json").read_text())
-        tensors = parameters(tensors, config, 1, 0)
-        tensors["model.layers.0.self_attn.attn._k_scale"] = torch.tensor(1.0)
-        tensors["vllm-tensorized-marker"] = torch.tensor(0)
-    return serialise(target, tensors, **options)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +37,7 @@ def plain(tiny_model: Model) -> Path:
 
 @pytest.fixture(scope="module")
 def model(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return converted(plain, tmp_path_factory.mktemp("tensorizer") / "models" / "m")
+    return write_tensorizer(plain, tmp_path_factory.mktemp("tensorizer") / "models" / "m")
 
 
 def loaded(
@@ -82,6 +63,12 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         assert torch.equal(tensor, other[slot]), slot
 
 
+def specs_of(path: Path) -> list[WeightSpec]:
+    config = json.loads((path / "config.json").read_text())
+    family = family_for(config)
+    return family.specs(family.geometry(config))
+
+
 def refusal(path: Path, location: str = "", **extra: Any) -> str:
     with pytest.raises(HotstartError) as caught:
         loaded(path, "tensorizer", location, **extra)
@@ -97,7 +84,7 @@ def test_the_weights_are_those_of_the_plain_checkpoint(
 ) -> None:
     """Under its own names, and under vLLM's, who marks its files."""
     plain = tiny_model(name)
-    assert_same(loaded(converted(plain, tmp_path / "m", fused=fused))[0], loaded(plain, "auto")[0])
+    assert_same(loaded(write_tensorizer(plain, tmp_path / "m", fused=fused))[0], loaded(plain, "auto")[0])
 
 
 @pytest.mark.parametrize(
@@ -138,7 +125,7 @@ def test_weights_in_another_place_than_the_model_are_refused_with_the_command(
 
 def test_an_encrypted_file_is_read_with_its_key_and_no_other(plain: Path, tmp_path: Path) -> None:
     key, other = EncryptionParams.random(), EncryptionParams.random()
-    encrypted = converted(plain, tmp_path / "m", encryption=key)
+    encrypted = write_tensorizer(plain, tmp_path / "m", encryption=key)
     right, wrong = tmp_path / "right.key", tmp_path / "wrong.key"
     right.write_bytes(key.key)
     wrong.write_bytes(other.key)
@@ -273,3 +260,55 @@ def test_it_is_read_from_a_web_server(plain: Path, model: Path) -> None:
         slots, weights = loaded(model, "tensorizer", f"{web.url}/m")
     assert_same(slots, loaded(plain, "auto")[0])
     assert f"web server {web.url}" in weights.describe()
+
+
+def test_the_library_is_made_to_forget_what_it_gave(model: Path) -> None:
+    """With no memory to spare it holds one tensor at a time."""
+    checkpoint = open_tensorizer(str(model))
+    load = LoadConfig(load_format="tensorizer", model_loader_extra_config={"memory_limit": 0})
+    matched = match_named(specs_of(model), checkpoint, "auto")
+    stream = open_stream(request_for(checkpoint, matched, load, "cpu", 1 << 30))
+    names = []
+    for name, _ in stream:
+        names.append(name)
+        assert sum(held is not None for held in stream.held()) <= 1
+    stream.close()
+    assert sorted(names) == sorted(checkpoint.tensors)
+
+
+def test_a_refusal_during_the_load_names_who_was_asked_and_how(model: Path) -> None:
+    files = {f"m/{file.name}": file.read_bytes() for file in model.iterdir()}
+    refuses = Fault(path="model.tensors", status=403)
+    with FaultServer(files) as web:
+        load = LoadConfig(load_format="tensorizer")
+        config = ModelConfig(model=f"{web.url}/m", path=str(model), location=f"{web.url}/m")
+        start = prepare(Config(model=config, load=load, device=DeviceConfig(device="cpu")))
+        web.faults.append(refuses)
+        weights = start.placement.weights(start, lambda done: None)
+        weights.start()
+        with pytest.raises(HotstartError, match=f"403.*reached by web server {web.url}"):
+            weights.wait()
+
+
+def test_a_download_that_ends_early_is_no_damaged_file(model: Path) -> None:
+    files = {f"m/{file.name}": file.read_bytes() for file in model.iterdir()}
+    with FaultServer(files) as web:
+        load = LoadConfig(load_format="tensorizer")
+        config = ModelConfig(model=f"{web.url}/m", path=str(model), location=f"{web.url}/m")
+        start = prepare(Config(model=config, load=load, device=DeviceConfig(device="cpu")))
+        web.faults.append(Fault(path="model.tensors", nth=1, cut=len(files["m/model.tensors"]) // 2))
+        weights = start.placement.weights(start, lambda done: None)
+        weights.start()
+        with pytest.raises(HotstartError) as caught:
+            weights.wait()
+    assert "is damaged" not in str(caught.value)
+    assert str(caught.value).startswith("tensorizer 2.12")
+
+
+def test_without_curl_a_distant_file_is_refused_before_it_is_asked_for(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {f"m/{file.name}": file.read_bytes() for file in model.iterdir()}
+    monkeypatch.setenv("PATH", "")
+    with FaultServer(files) as web:
+        assert "needs curl" in refusal(model, f"{web.url}/m")

@@ -9,6 +9,8 @@ import pytest
 
 from object_servers import S3Server
 from running_server import RunningServer
+from sharded_files import write_sharded
+from tensorizer_files import write_tensorizer
 
 Model = Callable[..., Path]
 
@@ -54,3 +56,24 @@ def test_the_same_text_from_s3_by_run_ai(s3: S3Server, expected: str, tmp_path: 
         assert answer(server.until_ready()) == expected
         assert "concurrency 2, memory limit 5.37 GB" in server.output
         assert s3.environ["AWS_SECRET_ACCESS_KEY"] not in server.output
+
+
+@pytest.mark.parametrize("load_format", ["sharded_state", "runai_streamer_sharded"])
+def test_the_same_text_from_a_pre_sharded_directory(
+    load_format: str, expected: str, tiny_model: Model, tmp_path: Path
+) -> None:
+    sharded = write_sharded(tiny_model(shards=3), tmp_path / "sharded", parts=2)
+    flags = ("--load-format", load_format, "--threads", "1")
+    with RunningServer(sharded, *flags, log=tmp_path / "log") as server:
+        assert answer(server.until_ready()) == expected
+
+
+def test_the_same_text_from_s3_by_tensorizer(expected: str, tiny_model: Model, tmp_path: Path) -> None:
+    """Configuration and tokenizer come from the same place; who was asked with which keys is in the log."""
+    write_tensorizer(tiny_model(shards=3), tmp_path / "models" / "m")
+    flags = ("--load-format", "tensorizer", "--threads", "1")
+    with S3Server(tmp_path) as store:
+        with RunningServer("s3://models/m", *flags, env=store.environ, log=tmp_path / "log") as server:
+            assert answer(server.until_ready()) == expected
+            assert "credentials: keys of AWS_ACCESS_KEY_ID" in server.output
+            assert store.environ["AWS_SECRET_ACCESS_KEY"] not in server.output

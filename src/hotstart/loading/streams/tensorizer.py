@@ -9,10 +9,11 @@ as the memory limit has room for, and made to forget them.
 from __future__ import annotations
 
 import importlib
+import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hotstart.errors import HotstartError, ModelError, StorageError
+from hotstart.errors import ConfigError, HotstartError, ModelError, StorageError
 from hotstart.loading.streams.base import Described, Request, bounded, check_limit
 from hotstart.loading.tensorizer_options import TensorizerOptions
 
@@ -25,6 +26,12 @@ _AGAIN = "Copy the file again, or write it again: hotstart convert tensorizer SR
 def plan(request: Request) -> Described:
     """See :class:`~hotstart.loading.streams.base.Adapter`."""
     check_limit(request)
+    if request.location is not None and shutil.which("curl") is None:
+        raise ConfigError(
+            f"--load-format tensorizer needs curl to read {request.location}, and there is none in PATH",
+            expected="the program curl",
+            advice="Install it (apt install curl), or read the model from a directory",
+        )
     options = TensorizerOptions.parse(request.options)
     notes = ["hashes are " + ("compared" if options.verify_hash else "not compared (verify_hash is false)")]
     if options.keyfile:
@@ -65,6 +72,10 @@ class TensorizerStream:
     def describe(self) -> Described:
         """See :class:`~hotstart.loading.streams.base.TensorStream`."""
         return self._described
+
+    def held(self) -> list[Any]:
+        """What the library keeps of each tensor; None: nothing."""
+        return list(self._opened._cache.values())
 
     def close(self) -> None:
         """See :class:`~hotstart.loading.streams.base.TensorStream`."""
