@@ -113,7 +113,26 @@ SHARDED = Command(
     positional=_SOURCE,
     second=_DESTINATION,
 )
-COMMANDS = {"safetensors": SAFETENSORS, "sharded": SHARDED}
+TENSORIZER = Command(
+    "convert tensorizer",
+    "Write files of the tensorizer library, with vLLM's names: for --load-format tensorizer, of both.",
+    (
+        Group(
+            "Files",
+            _TENSOR_PARALLEL,
+            flag(
+                "--encrypt",
+                to="encrypt",
+                kind=Text("KEYFILE"),
+                help="encrypt tensors with the 32 bytes of this file; whoever loads them needs it",
+            ),
+        ),
+        *_COMMON,
+    ),
+    positional=_SOURCE,
+    second=_DESTINATION,
+)
+COMMANDS = {"safetensors": SAFETENSORS, "sharded": SHARDED, "tensorizer": TENSORIZER}
 
 
 class _Terminated(BaseException):
@@ -149,7 +168,13 @@ def _run(kind: str, values: dict[str, Any]) -> None:
     progress.tabular = False  # a phase is a line here, not a row
     progress.start()
     try:
-        target = open_target(values["destination"], environ=os.environ, patience=values["storage_timeout"])
+        half = values["memory_limit"] // 2  # one for what is read, one for what is uploaded
+        target = open_target(
+            values["destination"],
+            environ=os.environ,
+            patience=values["storage_timeout"],
+            memory_limit=half,
+        )
         target.check()
         root = cache_root.resolve(values.get("cache_root"), os.environ)
         with timeline.phase("read headers"):
@@ -172,9 +197,15 @@ def _run(kind: str, values: dict[str, Any]) -> None:
 
 
 def _write(kind: str, values: dict[str, Any], origin: Origin, target: Target, timeline: Timeline) -> None:
-    from hotstart.convert.job import convert, write_safetensors
+    from hotstart.convert.job import Writer, convert, write_safetensors
 
-    if kind == "sharded":
+    writer: Writer = write_safetensors
+    if kind == "tensorizer":
+        from hotstart.convert.tensorizer_files import plan_tensorizer, tensorizer_writer
+
+        writer = tensorizer_writer(values.get("encrypt"))
+        plan = plan_tensorizer(origin, values["tensor_parallel"])
+    elif kind == "sharded":
         from hotstart.convert.ranks import plan_ranks
 
         sizes = values["tensor_parallel"], values["pipeline_parallel"]
@@ -187,9 +218,9 @@ def _write(kind: str, values: dict[str, Any], origin: Origin, target: Target, ti
         origin,
         plan,
         target,
-        writer=write_safetensors,
+        writer=writer,
         timeline=timeline,
-        memory_limit=values["memory_limit"],
+        memory_limit=values["memory_limit"] // 2,
     )
 
 

@@ -28,6 +28,7 @@ usage: hotstart COMMAND …
   bench load MODEL       measure how fast loaders bring weights into memory, ours and others, side by side
   convert safetensors    write a model's weights anew, in files of another size
   convert sharded        write files for each rank, in vLLM's layout
+  convert tensorizer     write files of the tensorizer library
 
   hotstart COMMAND --help    the flags of a command; --help=WORD: those with a word in their name
   hotstart --version
@@ -210,6 +211,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "bench load": _bench_load,
     "convert safetensors": _convert("safetensors"),
     "convert sharded": _convert("sharded"),
+    "convert tensorizer": _convert("tensorizer"),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
@@ -22,6 +23,7 @@ from hotstart.units import format_size
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RESERVE = 1 << 20
 """Bytes for directories and the ends of blocks."""
+_STEP = 16 << 20
 
 
 class Directory:
@@ -57,20 +59,32 @@ class Directory:
             )
         self._make()
 
-    def open(self, name: str) -> Output:
+    def open(self, name: str, *, size: int = 0, beside: int = 1) -> Output:
         """See :class:`hotstart.convert.target.Target`."""
         path = os.path.join(self._filling, name)
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             file = _File(path, os.path.join(self._path, name))
         except OSError as error:
-            raise _failed(os.path.join(self._path, name), error) from None
+            raise write_error(os.path.join(self._path, name), error) from None
         self._open.append(file)
         return Digesting(file, name, self.digests)
 
     def path(self, name: str) -> str:
-        """Where a file lies until it is published, for whoever wants to write it by its name."""
+        """See :class:`hotstart.convert.target.Target`."""
         return os.path.join(self._filling, name)
+
+    def adopt(self, name: str) -> None:
+        """See :class:`hotstart.convert.target.Target`."""
+        try:
+            with open(self.path(name), "rb") as file:
+                digest = hashlib.sha256()
+                while data := file.read(_STEP):
+                    digest.update(data)
+                os.fsync(file.fileno())
+            self.digests[name] = digest.hexdigest()
+        except OSError as error:
+            raise write_error(os.path.join(self._path, name), error) from None
 
     def publish(self) -> None:
         """See :class:`hotstart.convert.target.Target`."""
@@ -81,7 +95,7 @@ class Directory:
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise self._not_empty() from None
-            raise _failed(self._path, error) from None
+            raise write_error(self._path, error) from None
         os.close(self._lock)
         self._filling = ""
 
@@ -127,7 +141,7 @@ class Directory:
             os.umask(umask)
             os.chmod(self._filling, 0o777 & ~umask)
         except OSError as error:
-            raise _failed(self._path, error) from None
+            raise write_error(self._path, error) from None
 
     def _remove_abandoned(self, prefix: str) -> None:
         with os.scandir(self._parent) as entries:
@@ -153,14 +167,14 @@ class _File:
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
         except OSError as error:
-            raise _failed(self._shown, error) from None
+            raise write_error(self._shown, error) from None
 
     def close(self) -> None:
         """See :class:`hotstart.convert.target.Output`."""
         try:
             os.fsync(self._fd)
         except OSError as error:
-            raise _failed(self._shown, error) from None
+            raise write_error(self._shown, error) from None
         self.abandon()
 
     def abandon(self) -> None:
@@ -170,8 +184,8 @@ class _File:
             os.close(fd)
 
 
-def _failed(path: str, error: OSError) -> StorageError:
-    """Why something cannot be written, and that nothing of it is left."""
+def write_error(path: str, error: OSError) -> StorageError:
+    """Why something cannot be written; nothing of it is left."""
     parent = os.path.dirname(path)
     if error.errno in _FULL:
         what = "the limit on file sizes (ulimit -f)" if error.errno == errno.EFBIG else "its disk or quota"

@@ -44,7 +44,7 @@ def convert(
 ) -> None:
     """Write a model to a target that was checked; whatever ends it early leaves nothing there.
 
-    ``memory_limit``: bytes in flight. Raises ModelError and StorageError.
+    ``memory_limit``: bytes that are read ahead. Raises ModelError and StorageError.
     """
     small = {name: read() for name, read in origin.small.items()}
     try:
@@ -82,7 +82,8 @@ def write_safetensors(
     """A :data:`Writer` of ordinary safetensors files."""
     tensors = in_order(file.tensors)
     head = header(tensors, file.metadata)
-    outputs = [target.open(name) for name in file.names]
+    size = len(head) + sum(tensor.nbytes for tensor in tensors)
+    outputs = [target.open(name, size=size, beside=len(file.names)) for name in file.names]
     for output in outputs:
         output.write(head)
 
@@ -103,5 +104,7 @@ def _index(plan: Plan) -> bytes:
 
 
 def _overhead(plan: Plan) -> int:
-    """Bytes of headers and the index, generously."""
-    return sum(500 + 400 * len(file.tensors) for file in plan.files for _ in file.names)
+    """Bytes of headers, the index and tensors stored twice, generously."""
+    tensors = [(len(file.names), tensor) for file in plan.files for tensor in file.tensors]
+    twice = sum(ranks * len(tensor.also) * tensor.nbytes for ranks, tensor in tensors)
+    return twice + sum(ranks * 800 for ranks, _ in tensors) + 500 * len(plan.files)

@@ -56,6 +56,8 @@ class Planned(Struct, frozen=True):
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
     """Each rank's bytes are those of its pieces, in this order."""
+    also: tuple[str, ...] = ()
+    """Names that are tied to it, for formats that store a tensor under each of its names."""
 
     @property
     def nbytes(self) -> int:

@@ -94,7 +94,7 @@ def _planned(fused: FusedTensor, refs: Mapping[tuple[str, int], TensorRef], size
     pieces: list[Piece] = []
     for place, ref in enumerate(parts):
         pieces += _pieces(fused, place, ref, size)
-    return Planned(fused.name, dtypes[0], fused.shape(0, size), tuple(pieces))
+    return Planned(fused.name, dtypes[0], fused.shape(0, size), tuple(pieces), fused.names[1:])
 
 
 def _pieces(fused: FusedTensor, place: int, ref: TensorRef, size: int) -> list[Piece]:

@@ -45,9 +45,15 @@ class Reader:
         for source in self._sources.values():
             source.close()
 
-    def deliver(self, tensors: Sequence[Planned], write: Callable[[Planned], Write]) -> None:
-        """Read what ``tensors`` are made of, in order; ``write`` is asked once for each of them.
+    def deliver(
+        self,
+        tensors: Sequence[Planned],
+        write: Callable[[Planned], Write],
+        whole: Callable[[Planned], None] = lambda tensor: None,
+    ) -> None:
+        """Read what ``tensors`` are made of, in order.
 
+        ``write`` is asked for each of them before its first byte, ``whole`` is told after its last.
         Raises StorageError.
         """
         arriving = self._arriving(chunk for tensor in tensors for chunk in self._chunks_of(tensor))
@@ -60,6 +66,7 @@ class Reader:
                 for _ in chunks(piece, self._most):
                     chunk, data = next(arriving)
                     _hand_over(chunk, data, take)
+            whole(tensor)
 
     def _chunks_of(self, tensor: Planned) -> Iterator[Chunk]:
         for piece in tensor.pieces:

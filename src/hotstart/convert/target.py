@@ -45,8 +45,16 @@ class Target(Protocol):
         """Raise StorageError where so many bytes have no room."""
         ...
 
-    def open(self, name: str) -> Output:
-        """Begin a file. Raises StorageError."""
+    def open(self, name: str, *, size: int = 0, beside: int = 1) -> Output:
+        """Begin a file of about ``size`` bytes, one of ``beside`` at once. Raises StorageError."""
+        ...
+
+    def path(self, name: str) -> str:
+        """Where a file that a library writes by its name is to lie until :meth:`adopt`."""
+        ...
+
+    def adopt(self, name: str) -> None:
+        """Take in the file at :meth:`path`, which is whole. Raises StorageError."""
         ...
 
     def publish(self) -> None:

@@ -1,0 +1,87 @@
+"""``hotstart convert tensorizer``: files that the library itself reads, hashed, and encrypted if asked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tensorizer import DecryptionParams, TensorDeserializer
+
+from hotstart.cli.main import main
+
+RECORDED = Path(__file__).with_name("recorded")
+MARKER = ".vllm_tensorized_marker"
+
+
+def convert(name: str, target: Path, *flags: str) -> int:
+    return main(["convert", "tensorizer", str(RECORDED / name), str(target), *flags])
+
+
+def load(path: Path, **options: Any) -> dict[str, torch.Tensor]:
+    """With every hash checked."""
+    with TensorDeserializer(str(path), device="cpu", verify_hash=True, lazy_load=True, **options) as file:
+        return {str(name): file[name] for name in file.keys() if str(name) != MARKER}  # noqa: SIM118
+
+
+@pytest.mark.parametrize(
+    ("state", "file"),
+    [
+        ("llama-tied-tp1-pp1/model-rank-0-part-0.safetensors", "model.tensors"),
+        ("qwen2-tp2-pp1/model-rank-0-part-0.safetensors", "model-rank-000.tensors"),
+        ("qwen2-tp2-pp1/model-rank-1-part-0.safetensors", "model-rank-001.tensors"),
+    ],
+)
+def test_a_file_holds_what_vllm_saves_of_a_rank(state: str, file: str, tmp_path: Path) -> None:
+    ranks = "1" if file == "model.tensors" else "2"
+    assert convert(state.partition("-tp")[0], tmp_path / "new", "--tensor-parallel-size", ranks) == 0
+    written, saved = load(tmp_path / "new" / file), load_file(RECORDED / state)
+    tied = {"model.embed_tokens.weight": saved["lm_head.weight"]} if ranks == "1" else {}
+    assert written.keys() == saved.keys() | tied.keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in {**saved, **tied}.items())
+
+
+def test_vllm_finds_its_marker(tmp_path: Path) -> None:
+    convert("qwen2", tmp_path / "new")
+    with TensorDeserializer(str(tmp_path / "new/model.tensors"), device="cpu", lazy_load=True) as file:
+        assert MARKER in file
+
+
+def test_an_encrypted_file_opens_with_its_key_alone(tmp_path: Path) -> None:
+    key = bytes(range(32))
+    (tmp_path / "key").write_bytes(key)
+    assert convert("qwen2", tmp_path / "new", "--encrypt", str(tmp_path / "key")) == 0
+    convert("qwen2", tmp_path / "open")
+    path = tmp_path / "new/model.tensors"
+    decrypted, plain = (
+        load(path, encryption=DecryptionParams.from_key(key)),
+        load(tmp_path / "open/model.tensors"),
+    )
+    assert decrypted.keys() == plain.keys()
+    assert all(torch.equal(decrypted[name], plain[name]) for name in plain)
+    with pytest.raises(Exception, match=r"(?i)crypt"):
+        load(path, encryption=DecryptionParams.from_key(bytes(32)))
+
+
+@pytest.mark.parametrize(("content", "found"), [(None, "does not exist"), (b"short", "has 5 bytes")])
+def test_a_file_that_is_no_key_is_refused_with_the_way_to_make_one(
+    content: bytes | None, found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "key").write_bytes(content)
+    assert convert("qwen2", tmp_path / "new", "--encrypt", str(tmp_path / "key")) == 2
+    error = capsys.readouterr().err
+    assert found in error
+    assert "head -c 32 /dev/urandom >" in error
+    assert not (tmp_path / "new").exists()
+
+
+def test_without_the_library_the_command_that_installs_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorizer", None)
+    assert convert("qwen2", tmp_path / "new") == 2
+    assert "pip install 'hotstart[tensorizer]'" in capsys.readouterr().err
