@@ -19,7 +19,7 @@ from hotstart.device import host, nvml
 from hotstart.device.base import Holder
 from hotstart.device.choose import DeviceChoice
 from hotstart.device.fake import FakeDevice
-from hotstart.engine import placement
+from hotstart.engine import assemble, placement
 from hotstart.engine.assemble import Prepared, build, prepare, size_kv
 from hotstart.engine.block_manager import BlockManager, PagedBlockManager
 from hotstart.engine.kv_size import KVSize
@@ -150,6 +150,31 @@ def test_engine_and_check_count_the_same_memory_as_free(
     engine.weights(found, lambda done: None)
     assert gpu.memory().free == 34.5 * GB
     assert engine.memory().free == of_check == 35 * GB
+
+
+def test_the_context_is_made_while_the_headers_are_waited_for(
+    tiny_model: Callable[..., Path], device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[DeviceChoice] = []
+
+    def open_(choice: DeviceChoice) -> FakeDevice:
+        opened.append(choice)
+        return device
+
+    monkeypatch.setattr(placement, "open_device", open_)
+    monkeypatch.setattr(
+        assemble, "place", lambda choice: FakeGpu(DeviceChoice(device.info, "a test"), device)
+    )
+    seen: list[int] = []
+
+    def found() -> None:
+        seen.append(len(opened))
+
+    directory = str(tiny_model())
+    made = prepare(Config(model=ModelConfig(model=directory, path=directory)), found)
+    made.placement.weights(made, lambda done: None)
+    assert seen == [1]
+    assert len(opened) == 1
 
 
 def test_memory_that_the_process_held_before_is_not_free(

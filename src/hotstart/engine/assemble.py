@@ -117,6 +117,8 @@ def prepare(config: Config, found: Callable[[], bytes | None] | None = None) -> 
     if config.load.load_format == "dummy":
         checkpoint, matched = Checkpoint(config.model.path, (), {}), without_files(specs, config, files)
     else:
+        if found is not None:
+            placement.attach()  # while the other process reads
         checkpoint = _checkpoint(config, found)
         matched = match_weights(specs, checkpoint, config)
     return Prepared(

@@ -99,6 +99,10 @@ class Placement(Protocol):
         """Limit and free bytes, as they were before the weights."""
         ...
 
+    def attach(self) -> None:
+        """Make the device's context, where it has one, before :meth:`weights` would: it takes a while."""
+        ...
+
     def footprint(self, prepared: Prepared) -> Footprint:
         """What the weights will occupy."""
         ...
@@ -141,6 +145,9 @@ class CpuPlacement:
         """See :class:`Placement`."""
         memory = self._memory
         return Memory("the CPU", memory.limit, memory.limited_by, memory.available)
+
+    def attach(self) -> None:
+        """See :class:`Placement`."""
 
     def footprint(self, prepared: Prepared) -> Footprint:
         """See :class:`Placement`."""
@@ -244,7 +251,7 @@ class _ImageWeights:
 
 
 class CudaPlacement:
-    """See :class:`Placement`. The context is created by :meth:`weights`, beside the import of torch."""
+    """See :class:`Placement`. The context is created beside the import of torch."""
 
     depth = 2
     default_batched_tokens = 8192
@@ -253,10 +260,11 @@ class CudaPlacement:
 
     def __init__(self, choice: DeviceChoice) -> None:
         self.choice = choice
+        self._device: Device | None = None
         self._free: int | None = None
 
     def memory(self) -> Memory:
-        """See :class:`Placement`. Before :meth:`weights`, by NVML, which needs no context.
+        """See :class:`Placement`. Before :meth:`attach`, by NVML, which needs no context.
 
         A frontend asks while its engine, a child, creates the context: what children hold is ours.
         Contexts of ours count as free in either case, since ``fixed_bytes`` has them.
@@ -269,6 +277,12 @@ class CudaPlacement:
             held = [holder.bytes for holder in nvml.holders(info.uuid) if not host.is_child(holder.pid)]
             free = info.total - sum(held)
         return Memory(info.name, info.total, "the GPU's memory", free)
+
+    def attach(self) -> None:
+        """See :class:`Placement`."""
+        if self._device is None:
+            self._device = open_device(self.choice)
+            self._free = _free_but_for_context(self._device)
 
     def footprint(self, prepared: Prepared) -> Footprint:
         """See :class:`Placement`."""
@@ -287,13 +301,13 @@ class CudaPlacement:
                 "--read-strategy map on a GPU: a mapped file would be copied to pinned memory page by page",
                 expected="auto, buffered or direct",
             )
-        device = open_device(self.choice)
-        self._free = _free_but_for_context(device)
+        self.attach()
+        assert self._device is not None
         if prepared.config.load.load_format == "dummy":
             return RandomWeights(prepared)
         if is_stream(prepared.config.load.load_format):
             return _stream_weights(prepared, self.device, progress)
-        return _ArenaWeights(device, prepared, progress)
+        return _ArenaWeights(self._device, prepared, progress)
 
     def device(self) -> torch.device:
         """See :class:`Placement`."""
