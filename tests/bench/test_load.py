@@ -213,7 +213,8 @@ def test_loaders_of_an_object_store_are_measured_side_by_side(
     model, out = tiny_model("llama", shards=2), tmp_path / "load.json"
     monkeypatch.setenv("HOTSTART_CACHE_ROOT", str(tmp_path / "cache"))
     address = f"s3://{model.parent.name}/{model.name}"
-    words = ["--loader", "hotstart", "http.client", "obstore", "--iterations", "1", "--json", str(out)]
+    loaders = ["hotstart", "runai", "http.client", "obstore"]
+    words = ["--loader", *loaders, "--iterations", "1", "--json", str(out)]
     with S3Server(model.parent.parent) as s3:
         for name, value in s3.environ.items():
             monkeypatch.setenv(name, value)

@@ -12,6 +12,7 @@ from typing import Any
 
 from hotstart.bench.load_loader import Load, Loaded, Loader, Task, of_images, of_torch
 from hotstart.bench.load_readers import MIB, map_files, read_parallel
+from hotstart.config.load_formats import FORMATS
 
 
 def _ours(strategy: str) -> Callable[[Task], Load]:
@@ -122,13 +123,26 @@ def _transformers(task: Task) -> Load:
 def _runai(task: Task) -> Load:
     # All at once, as every other loader here: by default tensors give way to later ones at 40 GB.
     os.environ.setdefault("RUNAI_STREAMER_MEMORY_LIMIT", "-1")
-    if os.environ.get("AWS_ENDPOINT_URL"):
-        os.environ.setdefault("RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING", "0")
+    paths = [path for path, _ in task.files]
+    told: dict[str, Any] = {}
+    if task.small_files:
+        from hotstart.loading.streams.handed_over import for_runai
+        from hotstart.loading.streams.runai_streamer import addresses
+        from hotstart.storage.cloud_settings import settings_for
+        from hotstart.storage.location import parse_location
+
+        location = parse_location(task.location)
+        handed = for_runai(location, settings_for(location, os.environ))
+        os.environ.update({**handed.defaults, **handed.variables})
+        paths = addresses(location, paths)
+        if handed.s3 is not None:
+            tools = importlib.import_module("runai_model_streamer.s3_utils.s3_utils")
+            told["s3_credentials"] = tools.S3Credentials(**handed.s3)
     streamer_class = importlib.import_module("runai_model_streamer").SafetensorsStreamer
 
     def load() -> Loaded:
         streamer = streamer_class().__enter__()  # it stays open: the tensors lie in its buffer
-        streamer.stream_files([path for path, _ in task.files])
+        streamer.stream_files(paths, **told)
         loaded = of_torch(dict(streamer.get_tensors()))
         loaded.keep = streamer, loaded.keep
         return loaded
@@ -197,10 +211,15 @@ LOCAL = {
     "safetensors-copy": Loader(_safetensors(True), "safetensors", ("safetensors", *_TORCH)),
     "transformers": Loader(_transformers, "transformers", ("transformers", *_TORCH)),
     "runai": Loader(
-        _runai, "runai-model-streamer[s3]", ("runai_model_streamer", *_TORCH), schemes=("file", "s3")
+        _runai,
+        FORMATS["runai_streamer"].needed,
+        ("runai_model_streamer", *_TORCH),
+        schemes=("file", "s3", "gs", "az"),
     ),
-    "fastsafetensors": Loader(_fastsafetensors, "fastsafetensors", ("fastsafetensors", *_TORCH)),
+    "fastsafetensors": Loader(
+        _fastsafetensors, FORMATS["fastsafetensors"].needed, ("fastsafetensors", *_TORCH)
+    ),
     "tensorizer": Loader(
-        _tensorizer, "tensorizer", ("tensorizer", "safetensors", *_TORCH), on_request=_BY_NAME
+        _tensorizer, FORMATS["tensorizer"].needed, ("tensorizer", "safetensors", *_TORCH), on_request=_BY_NAME
     ),
 }

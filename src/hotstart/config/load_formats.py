@@ -98,7 +98,12 @@ class LoadFormat:
     @property
     def install(self) -> str:
         """The command that brings the library."""
-        return f"pip install 'hotstart[{self.extra}]'"
+        return f"pip install {self.needed}"
+
+    @property
+    def needed(self) -> str:
+        """What ``pip install`` must be given."""
+        return f"'hotstart[{self.extra}]'"
 
 
 _CONCURRENCY = Key(int, "reads in flight, 1 or more", least=1)

@@ -78,7 +78,7 @@ class RunaiStream:
             handed = for_runai(request.location, request.settings)
             variables |= handed.variables
             variables |= {name: os.environ.get(name, value) for name, value in handed.defaults.items()}
-            paths = [_address(request.location, path) for path in paths]
+            paths = addresses(request.location, paths)
         for name, value in variables.items():
             self._before[name] = os.environ.get(name)
             os.environ[name] = value
@@ -115,7 +115,7 @@ def _own_limit(request: Request) -> bool:
     return "memory_limit" not in request.options and bool(os.environ.get(_LIMIT))
 
 
-def _address(location: Location, path: str) -> str:
-    """A file of the location as the library writes it: an account of Azure's is no part of it."""
-    name = path[len(str(location)) + 1 :]
-    return f"{location.scheme}://{location.container}/{location.key(name)}"
+def addresses(location: Location, paths: list[str]) -> list[str]:
+    """Files of a location as the library writes them: an account of Azure's is no part of it."""
+    names = [path[len(str(location)) + 1 :] for path in paths]
+    return [f"{location.scheme}://{location.container}/{location.key(name)}" for name in names]
