@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,15 +13,23 @@ from hotstart.cli.main import main
 from hotstart.config.settings import Config, DeviceConfig, LoadConfig, ModelConfig
 from hotstart.engine.assemble import prepare
 from hotstart.errors import HotstartError
+from sharded_files import write_sharded
+from tensorizer_files import write_tensorizer
 
 
 class Loading:
     """A model, and a library that can be hidden or broken."""
 
     def __init__(
-        self, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self,
+        model: Path,
+        room: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
+        """``room``: an empty directory."""
         self.model = model
+        self.room = room
         self.monkeypatch = monkeypatch
         self._capsys = capsys
 
@@ -65,10 +74,13 @@ def library_that_fails(loading: Loading) -> str:
         raise ValueError("Could not receive response from libstreamer")
 
     loading.monkeypatch.setattr(streamer, "get_tensors", fails)
-    path = str(loading.model)
+    return load_that_fails(loading.model, "runai_streamer")
+
+
+def load_that_fails(model: Path, load_format: str) -> str:
     config = Config(
-        model=ModelConfig(model=path, path=path),
-        load=LoadConfig(load_format="runai_streamer"),
+        model=ModelConfig(model=str(model), path=str(model)),
+        load=LoadConfig(load_format=load_format),
         device=DeviceConfig(device="cpu"),
     )
     prepared = prepare(config)
@@ -79,6 +91,48 @@ def library_that_fails(loading: Loading) -> str:
     return str(caught.value)
 
 
+def pre_sharded_directory(loading: Loading) -> str:
+    return loading.check(model=write_sharded(loading.model, loading.room / "m"))
+
+
+def files_of_two_ranks(loading: Loading) -> str:
+    sharded = write_sharded(loading.model, loading.room / "m", tp=2)
+    return loading.check("--load-format", "sharded_state", model=sharded)
+
+
+def missing_part(loading: Loading) -> str:
+    sharded = write_sharded(loading.model, loading.room / "m", parts=3)
+    (sharded / "model-rank-0-part-1.safetensors").unlink()
+    return loading.check("--load-format", "sharded_state", model=sharded)
+
+
+def ordinary_checkpoint_for_tensorizer(loading: Loading) -> str:
+    return loading.check("--load-format", "tensorizer")
+
+
+def incomplete_tensorizer_file(loading: Loading) -> str:
+    model = write_tensorizer(loading.model, loading.room / "m")
+    file = model / "model.tensors"
+    os.truncate(file, file.stat().st_size - 10)
+    return loading.check("--load-format", "tensorizer", model=model)
+
+
+def damaged_tensorizer_file(loading: Loading) -> str:
+    model = write_tensorizer(loading.model, loading.room / "m")
+    file = model / "model.tensors"
+    data = bytearray(file.read_bytes())
+    data[-10] ^= 1
+    file.write_bytes(data)
+    return load_that_fails(model, "tensorizer")
+
+
+def encrypted_tensorizer_file(loading: Loading) -> str:
+    from tensorizer import EncryptionParams
+
+    model = write_tensorizer(loading.model, loading.room / "m", encryption=EncryptionParams.random())
+    return loading.check("--load-format", "tensorizer", model=model)
+
+
 LOADERS: dict[str, Callable[[Loading], str]] = {
     "The loader is not installed": library_that_is_not_there,
     "The loader does not know a key": key_that_it_does_not_know,
@@ -86,5 +140,12 @@ LOADERS: dict[str, Callable[[Loading], str]] = {
     "The loader needs a GPU": gpu_that_is_not_there,
     "The memory limit is too small": limit_below_a_tensor,
     "The loader fails": library_that_fails,
+    "The checkpoint is pre-sharded": pre_sharded_directory,
+    "The files are for another number of ranks": files_of_two_ranks,
+    "A part of a rank is missing": missing_part,
+    "The checkpoint is not Tensorizer's": ordinary_checkpoint_for_tensorizer,
+    "The Tensorizer file is incomplete": incomplete_tensorizer_file,
+    "The Tensorizer file is damaged": damaged_tensorizer_file,
+    "The Tensorizer file is encrypted": encrypted_tensorizer_file,
 }
 """By the title of the entry."""

@@ -337,11 +337,12 @@ SERVING: dict[str, Callable[[RunningServer, Path], str]] = {
 def test_loading_says_what_the_page_says(
     title: str,
     whole_model: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     line = entries("troubleshooting.md")[title]
-    assert pattern(line).search(LOADERS[title](Loading(whole_model, monkeypatch, capsys))), line
+    assert pattern(line).search(LOADERS[title](Loading(whole_model, tmp_path, monkeypatch, capsys))), line
 
 
 @pytest.mark.parametrize("title", SERVING)
