@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from hotstart.loading.streams.base import Described, Request, bounded
 if TYPE_CHECKING:
     from torch import Tensor
 
+_DRIVER = "/proc/driver/nvidia-fs"
 _THREADS = 16
 """The library's own default."""
 
@@ -39,7 +41,7 @@ class FastStream:
     def __init__(self, request: Request) -> None:
         library = importlib.import_module("fastsafetensors")
         on_gpu = request.device != "cpu"
-        self._direct, self._why = _direct(library.cpp, request.device)
+        self._direct, self._why = direct(library.cpp, request.device)
         self._warned = _Warnings()
         logging.getLogger("fastsafetensors").addHandler(self._warned)
         threads = request.options.get("concurrency")
@@ -82,8 +84,8 @@ class FastStream:
         self._loader.close()
 
 
-def _direct(cpp: Any, device: str) -> tuple[bool, str]:
-    """Whether GPUDirect Storage can be used, and why."""
+def direct(cpp: Any, device: str, driver: str = _DRIVER) -> tuple[bool, str]:
+    """Whether GPUDirect Storage can be used, and why. ``cpp`` is the library's native part."""
     if device == "cpu":
         return False, "the weights go into memory, not into a GPU"
     index = int(device.partition(":")[2] or 0)
@@ -91,9 +93,11 @@ def _direct(cpp: Any, device: str) -> tuple[bool, str]:
         return False, "the library finds no CUDA driver"
     if not cpp.is_cufile_found():
         return False, "libcufile is not installed, which GPUDirect Storage needs"
+    if not os.path.exists(driver):
+        return False, "the driver nvidia-fs is not loaded, without which libcufile reads through memory"
     if cpp.is_gds_supported(index) <= 0:
         return False, f"GPU {index} does not support GPUDirect Storage"
-    return True, "libcufile is there and the GPU supports GPUDirect Storage"
+    return True, "libcufile and nvidia-fs are there, and the GPU supports GPUDirect Storage"
 
 
 class _Warnings(logging.Handler):
