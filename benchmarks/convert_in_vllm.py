@@ -25,6 +25,8 @@ def main():
     from vllm.platforms import current_platform
     options = json.loads(sys.argv[1])
     if current_platform.is_cpu():
+        if options.get("load_format") == "tensorizer":
+            options["worker_extension_cls"] = "ask_on_cpu.Extension"
         options["kv_cache_memory_bytes"] = 256 << 20
     llm = vllm.LLM(enforce_eager=True, max_model_len=256, max_num_seqs=4, seed=0, **options)
     prompts = ["The capital of France is", "def fibonacci(n):", "Once upon a time"]
@@ -36,13 +38,40 @@ if __name__ == "__main__":
     main()
 """
 
+ON_CPU = """
+import torch
+from vllm.model_executor.model_loader import tensorizer_loader
+
+def deserialize(model, config, original=tensorizer_loader.deserialize_tensorizer_model):
+    original(model, config)
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if method is not None:
+            method.process_weights_after_loading(module)
+
+torch.accelerator.current_device_index = lambda: 0
+tensorizer_loader.deserialize_tensorizer_model = deserialize
+
+class Extension:
+    pass
+"""
+"""What vLLM's Tensorizer loader lacks on a CPU: it asks for an accelerator's number, which raises, and leaves
+out the step after loading without which the CPU build's linear layers do not run."""
+
 
 def ask(python: str, options: dict[str, object]) -> tuple[str, object]:
     """vLLM's version and its texts; raises with the end of its log when it cannot load."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "ask.py")
         script.write_text(ASK)
-        done = subprocess.run([python, str(script), json.dumps(options)], capture_output=True, text=True)
+        Path(folder, "ask_on_cpu.py").write_text(ON_CPU)
+        paths = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+        done = subprocess.run(
+            [python, str(script), json.dumps(options)],
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+        )
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
             version, texts = json.loads(line[7:])

@@ -62,7 +62,11 @@ class Place:
         """Output of a ``hotstart check`` that finds something."""
         self.set(**environ)
         caches = () if "--cache-root" in flags else ("--cache-root", str(self.folder / "cache"))
-        assert main(["check", model, "--port", "0", "--storage-timeout", "0.5", *caches, *flags]) > 1
+        return self.run("check", model, "--port", "0", "--storage-timeout", "0.5", *caches, *flags)
+
+    def run(self, *words: str) -> str:
+        """Output of a command that ends in an error."""
+        assert main(list(words)) > 1
         captured = self._capsys.readouterr()
         return captured.out + captured.err
 

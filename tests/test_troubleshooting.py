@@ -22,6 +22,7 @@ import pytest
 
 import tiny_models
 from checkpoint_files import STUB, shard_name, write_model
+from convert_symptoms import CONVERTING
 from engine_faults import SLOW_READS, engine_fault
 from hotstart.cli.main import main
 from loader_symptoms import LOADERS, Loading
@@ -207,7 +208,7 @@ def store(whole_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield serving
 
 
-@pytest.mark.parametrize("title", STORAGE)
+@pytest.mark.parametrize("title", [*STORAGE, *CONVERTING])
 def test_storage_says_what_the_page_says(
     title: str,
     bench: Bench,
@@ -217,7 +218,7 @@ def test_storage_says_what_the_page_says(
 ) -> None:
     line = entries("troubleshooting.md")[title]
     place = Place(bench.model, store, bench.model.parent, monkeypatch, capsys)
-    assert pattern(line).search(STORAGE[title](place)), line
+    assert pattern(line).search({**STORAGE, **CONVERTING}[title](place)), line
 
 
 @pytest.fixture(scope="module")
@@ -379,7 +380,7 @@ def test_file_without_permission_says_what_the_page_says(whole_model: Path) -> N
 
 
 def test_every_entry_is_provoked() -> None:
-    provoked = {*CHECKS, *STORAGE, *LOADERS, *SERVING, "A file cannot be read"}
+    provoked = {*CHECKS, *STORAGE, *CONVERTING, *LOADERS, *SERVING, "A file cannot be read"}
     assert set(entries("troubleshooting.md")) == provoked
 
 
