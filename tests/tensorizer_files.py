@@ -28,7 +28,7 @@ def write_tensorizer(plain: Path, target: Path, *, fused: bool = False, **option
         config = json.loads((plain / "config.json").read_text())
         tensors = parameters(tensors, config, 1, 0)
         tensors["model.layers.0.self_attn.attn._k_scale"] = torch.tensor(1.0)
-        tensors["vllm-tensorized-marker"] = torch.tensor(0)
+        tensors[".vllm_tensorized_marker"] = torch.tensor((1,), device="meta")
     serializer = TensorSerializer(str(target / "model.tensors"), **options)
     serializer.write_state_dict(tensors)
     serializer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from object_servers import KEY, SECRET, NanioServer, OpenS3Server, S3Server
 from tensorizer_files import write_tensorizer
 
 Model = Callable[..., Path]
+RECORDED = Path(__file__).with_name("recorded")
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +103,14 @@ def test_limits_and_readers_change_nothing_in_the_weights(
     plain: Path, model: Path, extra: dict[str, Any]
 ) -> None:
     assert_same(loaded(model, **extra)[0], loaded(plain, "auto")[0])
+
+
+def test_a_file_that_vllm_wrote_gives_the_plain_weights(tmp_path: Path) -> None:
+    """See recorded/tensorizer/README.md. It has buffers of vLLM's, and a padded vocabulary."""
+    shutil.copy(RECORDED / "sharded/plain/config.json", tmp_path)
+    packed = (RECORDED / "tensorizer/model.tensors.gz").read_bytes()
+    (tmp_path / "model.tensors").write_bytes(gzip.decompress(packed))
+    assert_same(loaded(tmp_path)[0], loaded(RECORDED / "sharded/plain", "auto")[0])
 
 
 def test_a_log_line_names_library_readers_limit_and_hashes(model: Path) -> None:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from hotstart.storage.source import Source
 
 DEFAULT_NAME = "model.tensors"
-MARKER = "vllm-tensorized-marker"
-"""A tensor by which vLLM knows its own files."""
+MARKER = "vllm_tensorized_marker"
+"""A tensor by which vLLM knows its own files; as the library writes it, with a dot before."""
 MAX_INDEX = 256 << 20
 """Bytes."""
 
@@ -83,7 +83,7 @@ def open_tensorizer(
         path=folder.path,
         folder=folder,
         files=(ShardFile(file.path, file.size, data_start, {}, file.identity),),
-        tensors={ref.name: ref for ref in tensors if ref.name != MARKER},
+        tensors={ref.name: ref for ref in tensors},
         skipped=_skipped(folder, name),
     )
 
@@ -152,6 +152,7 @@ def _read_index(file: ShardFile, source: Source) -> tuple[bool, list[TensorRef],
         tensors = _Index(index, versioned=bool(bits & _VERSIONED)).tensors(count)
     except (struct.error, IndexError, UnicodeDecodeError, KeyError, ValueError) as error:
         raise _damaged(file, f"its index cannot be read ({error})") from None
+    tensors = [ref for ref in tensors if ref.name.lstrip(".") != MARKER]
     _check(file, tensors, end)
     return encrypted, tensors, end
 

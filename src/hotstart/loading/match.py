@@ -24,7 +24,7 @@ FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 """Stored dtypes that a model can be served from, and torch's names."""
 
 _BUFFERS = re.compile(
-    r"(^|\.)(rotary_emb\.(original_)?inv_freq|rotary_emb\.(cos|sin)_cached|attn\.(masked_)?bias|position_ids)$"
+    r"(^|\.)(rotary_emb\.(original_)?inv_freq|rotary_emb\.(cos|sin)_cached|rotary_emb\.cos_sin_cache|attn\.(masked_)?bias|position_ids)$"
 )
 """What older programs stored although it follows from the configuration."""
 _LAYER = re.compile(r"^(.*?)(\d+)\.")
