@@ -98,8 +98,8 @@ _LOADING_GROUP = Group(
     flag(
         "--load-format",
         to="load.load_format",
-        kind=Choice(*ACCEPTED),
-        help="who reads the weights, see docs/loaders.md; dummy: random weights, nothing is read",
+        kind=Choice(*ACCEPTED, metavar="FORMAT"),
+        help=f"who reads the weights: {', '.join(ACCEPTED)}; dummy: random weights, nothing is read",
         reasons={
             **{
                 name: (f"{name} is a medium, not a format", _MOUNT) for name in ("nvme", "block", "s3", "nfs")

@@ -53,12 +53,15 @@ class Text(Kind):
 
 
 class Choice(Kind):
-    """One word of several; ``also`` maps further spellings to a word."""
+    """One word of several; ``also`` maps further spellings to a word.
 
-    def __init__(self, *words: str, also: Mapping[str, str] | None = None) -> None:
+    ``metavar`` stands for them in help, where they are too many for a line.
+    """
+
+    def __init__(self, *words: str, also: Mapping[str, str] | None = None, metavar: str = "") -> None:
         self.words = words
         self._also = also or {}
-        self.metavar = "{" + ",".join(words) + "}"
+        self.metavar = metavar or "{" + ",".join(words) + "}"
         self.expects = "one of " + ", ".join((*words, *self._also))
 
     def parse(self, text: str) -> object:
