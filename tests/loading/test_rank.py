@@ -32,6 +32,12 @@ from sharded_files import TP, parameters, write_sharded
 
 VOCAB = 70
 RECORDED = Path(__file__).parent / "recorded" / "sharded"
+CONVERTED = Path(__file__).parents[1] / "convert" / "recorded"
+STATES = [
+    pytest.param("qwen2", 2, 1, id="qwen2, 2 ranks"),
+    pytest.param("qwen2", 4, 1, id="qwen2, more ranks than heads of keys"),
+    pytest.param("llama-tied", 1, 2, id="a tied Llama, 2 stages"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -330,3 +336,23 @@ def test_files_that_vllm_wrote_hold_the_plain_weights(rank: Rank) -> None:
     assert found.keys() == wanted.keys()
     for slot, tensor in found.items():
         assert torch.equal(tensor, wanted[slot]), slot
+
+
+@pytest.mark.parametrize(("name", "tp", "pp"), STATES)
+def test_ranks_that_vllm_wrote_add_up_to_the_plain_weights(name: str, tp: int, pp: int) -> None:
+    """See convert/recorded/README.md: columns and rows of all ranks, and every layer once."""
+    plain = load_file(CONVERTED / name / "model.safetensors")
+    found: dict[str, list[Tensor]] = {}
+    for stage in range(pp):
+        for rank in range(tp):
+            plan = plan_rank(
+                str(CONVERTED / f"{name}-tp{tp}-pp{pp}"), specs(CONVERTED / name), Rank(tp, rank, pp, stage)
+            )
+            for slot, tensor in load(plan).items():
+                found.setdefault(slot, []).append(tensor)
+    assert torch.equal(torch.cat(found["embed"][:tp]), plain["model.embed_tokens.weight"])
+    for layer in range(config_of(CONVERTED / name)["num_hidden_layers"]):
+        for slot, stored in (("o", "self_attn.o_proj"), ("down", "mlp.down_proj")):
+            whole = plain[f"model.layers.{layer}.{stored}.weight"]
+            assert torch.equal(torch.cat(found[f"layers.{layer}.{slot}"], dim=1), whole)
+        assert len(found[f"layers.{layer}.qkv"]) == tp
