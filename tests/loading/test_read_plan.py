@@ -13,7 +13,8 @@ from checkpoint_files import file_of
 from hotstart.checkpoint.base import Checkpoint, ShardFile
 from hotstart.checkpoint.folder import LocalFolder
 from hotstart.checkpoint.layout import open_checkpoint
-from hotstart.loading.explain import Plan, lines, plan_of, short
+from hotstart.loading.choice import Choice
+from hotstart.loading.explain import FilePlan, Plan, lines, plan_of, short
 from hotstart.loading.image import Image
 from hotstart.loading.options import Ring
 from hotstart.loading.probe import probe
@@ -88,6 +89,13 @@ def test_expected_seconds_are_bytes_over_rate_with_the_origin_of_the_rate() -> N
     assert text_of(plan, "expected", rate=2 * GB) == (
         "2.00 s: 2.00 GB/s in the best of earlier starts (1970-01-01)"
     )
+
+
+def test_what_the_page_cache_has_of_a_file_is_not_counted_as_read() -> None:
+    file = ShardFile("/m/a.safetensors", 4 * GB, 0)
+    choice = Choice("map", "a test", resident=0.75)
+    plan = Plan((FilePlan(file, "a disk", choice),), 4, 4, 8 << 20)
+    assert text_of(plan, "expected", rate=GB).startswith("1.00 s: ")
 
 
 def test_staging_memory_of_a_gpu_is_told() -> None:

@@ -173,10 +173,15 @@ def _memory(plan: Plan) -> str:
     return "; ".join([*parts, free])
 
 
+def _to_read(file: FilePlan) -> float:
+    """Bytes: what the page cache has of a file that is mapped and read ahead need not be read."""
+    return file.file.size * (1.0 - file.choice.resident if file.choice.reads_ahead else 1.0)
+
+
 def _expected(plan: Plan, rates: Sequence[Rate | Probe]) -> str:
     seconds = 0.0
     why = []
     for members, rate in zip(plan.groups.values(), rates, strict=True):
-        seconds += sum(each.file.size for each in members) / rate.rate
+        seconds += sum(_to_read(each) for each in members) / rate.rate
         why.append(f"{format_rate(rate.rate, 1)} {rate.origin}")
     return f"{format_seconds(seconds)}: {', '.join(why)}"
