@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import trustme
 from tensorizer import EncryptionParams
 from torch import Tensor
 
@@ -296,8 +298,9 @@ def test_a_refusal_during_the_load_names_who_was_asked_and_how(model: Path) -> N
         web.faults.append(refuses)
         weights = start.placement.weights(start, lambda done: None)
         weights.start()
-        with pytest.raises(HotstartError, match=f"403.*reached by web server {web.url}"):
+        with pytest.raises(HotstartError, match=f"403.*reached by web server {web.url}") as caught:
             weights.wait()
+    assert "hotstart check" in caught.value.advice
 
 
 def test_a_download_that_ends_early_is_no_damaged_file(model: Path) -> None:
@@ -322,3 +325,17 @@ def test_without_curl_a_distant_file_is_refused_before_it_is_asked_for(
     monkeypatch.setenv("PATH", "")
     with FaultServer(files) as web:
         assert "needs curl" in refusal(model, f"{web.url}/m")
+
+
+def test_certificates_of_ones_own_are_handed_to_the_library(
+    plain: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    files = {f"m/{file.name}": file.read_bytes() for file in model.iterdir()}
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    with FaultServer(files, tls=context) as web:
+        slots, _ = loaded(model, "tensorizer", f"{web.url}/m")
+    assert_same(slots, loaded(plain, "auto")[0])

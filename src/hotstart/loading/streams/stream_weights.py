@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from hotstart.loading.streams.stream_store import StreamStore
 
 
+_OWN_READER = "read the same files with hotstart's own reader, whose error says what is wrong with them"
+_OTHERWISE = {
+    "runai_streamer_sharded": f"Use --load-format sharded_state to {_OWN_READER}",
+    "tensorizer": "Look with hotstart check, under the same flags, what can be read, and start again: "
+    "nothing else reads these files",
+}
+"""What to do when a library fails, of formats whose files are no plain checkpoint."""
+
+
 class StreamWeights:
     """``Weights`` of :mod:`hotstart.engine.placement`, filled by a thread that runs a tensor stream.
 
@@ -152,6 +161,8 @@ class StreamWeights:
         where = f" (reached by {request.settings.described})" if request.settings is not None else ""
         return StorageError(
             f"{library} failed: {type(error).__name__}: {text[:500]}{where}",
-            advice="Leave --load-format out to read the same files with hotstart's own reader, whose error "
-            "says what is wrong with them",
+            advice=_OTHERWISE.get(
+                request.load_format,
+                f"Leave --load-format out to {_OWN_READER}",
+            ),
         )
