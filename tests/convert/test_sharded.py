@@ -63,6 +63,15 @@ def test_ranks_together_hold_what_one_rank_holds(name: str, tmp_path: Path) -> N
         assert torch.equal(joined, tensor), key
 
 
+def test_hotstart_finds_nothing_wrong_with_what_it_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tiny_models.write("llama-tied", tmp_path / "plain")
+    convert(source, tmp_path / "new")
+    assert main(["check", str(tmp_path / "new"), "--load-format", "sharded_state", "--port", "0"]) == 0
+    assert "22 tensors" in capsys.readouterr().out
+
+
 def test_parts_have_at_most_the_size_asked_for(tmp_path: Path) -> None:
     convert(RECORDED / "qwen2", tmp_path / "new", "--tensor-parallel-size", "2", "--shard-size", "4kB")
     names = [path.name for path in (tmp_path / "new").glob("model-rank-1-*")]

@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+import hub_stand_in
 import tiny_models
 from hotstart.cli.main import main
 from object_servers import GcsServer, NanioServer, OpenS3Server, S3Server
+
+COMMAND = [sys.executable, "-m", "hotstart", "convert", "safetensors"]
 
 
 def convert(*words: str | Path) -> int:
@@ -82,6 +85,19 @@ def test_a_web_server_gives_weights_and_what_a_start_reads(
     assert all(written[name] == converted[name] for name in written.keys() - unlisted)
 
 
+def test_a_name_on_the_hub_is_downloaded_first(
+    model: Path, converted: dict[str, bytes], tmp_path: Path
+) -> None:
+    with hub_stand_in.serve(hub_stand_in.Hub("org/tiny", snapshot(model))) as hub:
+        environ = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1"}
+        command = [*COMMAND, "org/tiny", str(tmp_path / "new"), "--shard-size", "100kB"]
+        subprocess.run(command, env={**os.environ, **environ}, check=True, capture_output=True)
+    assert (
+        snapshot(tmp_path / "new").items()
+        >= {name: data for name, data in converted.items() if name not in ("LICENSE", "SHA256SUMS")}.items()
+    )
+
+
 @pytest.fixture(params=[OpenS3Server, NanioServer])
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The root of a store with a bucket ``models`` that can be written to."""
@@ -137,8 +153,9 @@ def test_a_signal_in_the_middle_of_an_upload_leaves_no_object_and_no_part(
         file.write(len(head).to_bytes(8, "little") + head)
         file.truncate(8 + len(head) + 200_000_000)
     (source / "config.json").write_text("{}")
-    command = [sys.executable, "-m", "hotstart", "convert", "safetensors", str(source), "s3://models/new"]
-    child = subprocess.Popen(command, env={**os.environ}, stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(
+        [*COMMAND, str(source), "s3://models/new"], env={**os.environ}, stderr=subprocess.DEVNULL
+    )
     while sum(path.stat().st_size for path in store.rglob("*") if path.is_file()) < 16_000_000:
         assert child.poll() is None
         time.sleep(0.002)  # the child tells nobody

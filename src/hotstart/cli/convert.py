@@ -13,7 +13,7 @@ from hotstart.cli.output import say
 from hotstart.config.command import Command
 from hotstart.config.flags import Group, Positional, flag
 from hotstart.config.values import Choice, Number, Size, Text, Whole
-from hotstart.units import format_rate, format_seconds, format_size
+from hotstart.units import format_rate, format_seconds, format_size, parse_size
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hotstart.convert.target import Target
     from hotstart.timeline import Timeline
 
+_MEMORY_LIMIT = 256 << 20
+_SHARD_SIZE = parse_size("4GB")
 _SOURCE = Positional(
     "SRC", to="source", help="a directory, an address (s3://, gs://, az://, https://) or a name on the hub"
 )
@@ -37,8 +39,8 @@ _COMMON = (
             "--memory-limit",
             to="memory_limit",
             kind=Size(1 << 20),
-            default=256 << 20,
-            help="bytes of weights in memory at once, beside one tensor where a format needs it whole",
+            help="bytes of weights in memory at once, beside one tensor where a format needs it whole; "
+            "default: 256MiB",
         ),
         flag("--revision", to="revision", kind=Text("NAME"), help="branch, tag or commit on the hub"),
         flag(
@@ -68,8 +70,7 @@ _FILES = Group(
         "--shard-size",
         to="shard_size",
         kind=Size(1),
-        default=4_000_000_000,
-        help="bytes of tensors that a file has at most, such as 4GB",
+        help="bytes of tensors that a file has at most; default: 4GB",
     ),
 )
 
@@ -155,10 +156,8 @@ def main(kind: str, argv: Sequence[str]) -> int:
 def _run(kind: str, values: dict[str, Any]) -> None:
     from hotstart.cli import logs
     from hotstart.cli.progress import Progress, Screen
-    from hotstart.config import cache_root
     from hotstart.config.settings import LogConfig
     from hotstart.convert.destination import open_target
-    from hotstart.convert.origin import open_origin
     from hotstart.timeline import Timeline
 
     screen = Screen(sys.stderr) if sys.stderr.isatty() and values["log_format"] == "text" else None
@@ -168,7 +167,8 @@ def _run(kind: str, values: dict[str, Any]) -> None:
     progress.tabular = False  # a phase is a line here, not a row
     progress.start()
     try:
-        half = values["memory_limit"] // 2  # one for what is read, one for what is uploaded
+        # Half of the memory is for what is read, half for what is uploaded.
+        half = values.get("memory_limit", _MEMORY_LIMIT) // 2
         target = open_target(
             values["destination"],
             environ=os.environ,
@@ -176,15 +176,7 @@ def _run(kind: str, values: dict[str, Any]) -> None:
             memory_limit=half,
         )
         target.check()
-        root = cache_root.resolve(values.get("cache_root"), os.environ)
-        with timeline.phase("read headers"):
-            origin = open_origin(
-                values["source"],
-                environ=os.environ,
-                cache=root.path if root.writable else "",
-                patience=values["storage_timeout"],
-                revision=values.get("revision"),
-            )
+        origin = _open(values, timeline)
         _write(kind, values, origin, target, timeline)
     finally:
         progress.stop()
@@ -194,6 +186,28 @@ def _run(kind: str, values: dict[str, Any]) -> None:
         f"{target.shown}: {len(target.digests)} files, {format_size(done.total)} of tensors in "
         f"{format_seconds(seconds)} ({format_rate(done.total, seconds)})"
     )
+
+
+def _open(values: dict[str, Any], timeline: Timeline) -> Origin:
+    from hotstart.config import cache_root
+    from hotstart.convert.origin import open_origin
+
+    root = cache_root.resolve(values.get("cache_root"), os.environ)
+    with timeline.phase("find model") as phase:
+
+        def report(done: int, total: int) -> None:
+            phase.total = total
+            timeline.progress(phase, done)
+
+        return open_origin(
+            values["source"],
+            environ=os.environ,
+            cache=root.path if root.writable else "",
+            patience=values["storage_timeout"],
+            hub_cache=cache_root.hub_cache(root, os.environ),
+            revision=values.get("revision"),
+            report=report,
+        )
 
 
 def _write(kind: str, values: dict[str, Any], origin: Origin, target: Target, timeline: Timeline) -> None:
@@ -209,18 +223,18 @@ def _write(kind: str, values: dict[str, Any], origin: Origin, target: Target, ti
         from hotstart.convert.ranks import plan_ranks
 
         sizes = values["tensor_parallel"], values["pipeline_parallel"]
-        plan = plan_ranks(origin, *sizes, values["shard_size"])
+        plan = plan_ranks(origin, *sizes, values.get("shard_size", _SHARD_SIZE))
     else:
         from hotstart.convert.shards import plan_shards
 
-        plan = plan_shards(origin.checkpoint, values["shard_size"])
+        plan = plan_shards(origin.checkpoint, values.get("shard_size", _SHARD_SIZE))
     convert(
         origin,
         plan,
         target,
         writer=writer,
         timeline=timeline,
-        memory_limit=values["memory_limit"] // 2,
+        memory_limit=values.get("memory_limit", _MEMORY_LIMIT) // 2,
     )
 
 

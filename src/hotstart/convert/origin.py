@@ -50,12 +50,15 @@ def open_origin(
     environ: Mapping[str, str],
     cache: str,
     patience: float,
+    hub_cache: str | None = None,
     revision: str | None = None,
+    report: Callable[[int, int], None] | None = None,
 ) -> Origin:
-    """Find a model and read its headers; nothing of its weights.
+    """Find a model and read its headers; nothing of its weights, unless it is on the hub.
 
     ``cache``: the root of what is kept, empty where there is none. ``patience``: seconds that a silent
-    store is given. Raises ConfigError, ModelError and StorageError.
+    store is given. ``hub_cache``, ``revision`` and ``report``: as in
+    :func:`hotstart.checkpoint.resolve.resolve`. Raises ConfigError, ModelError and StorageError.
     """
     folder: Folder
     if is_location(source):
@@ -64,8 +67,7 @@ def open_origin(
         store = open_store(source, environ=environ, patience=patience)
         folder = ObjectFolder(store, fetch_small_files(store, cache))
     else:
-        hub = os.path.join(cache, "hub") if cache else None
-        folder = LocalFolder(resolve(source, revision=revision, hub_cache=hub))
+        folder = LocalFolder(resolve(source, revision=revision, hub_cache=hub_cache, report=report))
     checkpoint = open_checkpoint(folder)
     small = _small_files(folder)
     if "config.json" not in small:
