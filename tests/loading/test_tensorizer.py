@@ -228,6 +228,7 @@ def test_an_ordinary_checkpoint_is_refused_with_the_command_that_converts_it(pla
     [
         ({"readers": 3}, "has no key 'readers' for --load-format tensorizer"),
         ({"num_readers": 0}, "num_readers is 0"),
+        ({"tensorizer_config": {"num_readers": "x"}}, "num_readers is 'x'"),
         ({"num_readers": 2, "concurrency": 3}, "which differ"),
         ({"stream_kwargs": {"s3_region_name": "x"}}, "stream_kwargs cannot have 's3_region_name' so"),
         ({"deserialization_kwargs": {"device": "cpu"}}, "deserialization_kwargs cannot have 'device' so"),

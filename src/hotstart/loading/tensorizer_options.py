@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from hotstart.checkpoint.tensorizer import DEFAULT_NAME
+from hotstart.config.load_formats import key_problems
 from hotstart.errors import ConfigError, HotstartError, raise_all
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ class TensorizerOptions(Struct, frozen=True):
 
         Raises ConfigError, or ProblemsFound with all of them.
         """
-        given = {**given, **given.get("tensorizer_config", {})}
+        nested = given.get("tensorizer_config", {})
+        raise_all(key_problems("tensorizer", nested))
+        given = {**given, **nested}
         stream = given.get("stream_kwargs") or {}
         kwargs = given.get("deserialization_kwargs") or {}
         problems = [

@@ -77,12 +77,13 @@ class Credentials(Struct, frozen=True, kw_only=True):
 
 def choose(environ: Mapping[str, str], profile: Profile) -> Credentials:
     """See the module. Nobody is asked yet. Raises ConfigError for half a pair of keys and its like."""
+    if options := _of_options(environ):
+        return options
     unsigned = switch(environ, "AWS_SKIP_SIGNATURE", "AWS_NO_SIGN_REQUEST", "RUNAI_STREAMER_S3_UNSIGNED")
     if unsigned:
         return Credentials(source=f"none, unsigned ({unsigned.origin})", unsigned=True)
     return (
-        _of_options(environ)
-        or _from_environment(environ)
+        _from_environment(environ)
         or _web_identity(environ)
         or (_from_profile(environ, profile) if profile.explicit else None)
         or _of_tensorizer(environ)
