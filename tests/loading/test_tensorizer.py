@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 import trustme
-from tensorizer import EncryptionParams
+from safetensors.torch import load_file
+from tensorizer import EncryptionParams, TensorSerializer
 from torch import Tensor
 
 from fault_proxy import Fault, FaultServer
@@ -113,6 +114,25 @@ def test_a_file_that_vllm_wrote_gives_the_plain_weights(tmp_path: Path) -> None:
     packed = (RECORDED / "tensorizer/model.tensors.gz").read_bytes()
     (tmp_path / "model.tensors").write_bytes(gzip.decompress(packed))
     assert_same(loaded(tmp_path)[0], loaded(RECORDED / "sharded/plain", "auto")[0])
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["vLLM's file", "another's file"])
+def test_a_tied_weight_that_is_stored_twice_is_compared_unless_vllm_wrote_it(
+    marked: bool, plain: Path, tmp_path: Path
+) -> None:
+    """It saves what is one tensor to it under both names; of a store the comparison would read it twice."""
+    write_tensorizer(plain, tmp_path / "m")
+    tensors = load_file(plain / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    if marked:
+        tensors[".vllm_tensorized_marker"] = torch.tensor((1,), device="meta")
+    serializer = TensorSerializer(str(tmp_path / "m/model.tensors"))
+    serializer.write_state_dict(tensors)
+    serializer.close()
+    if marked:
+        assert_same(loaded(tmp_path / "m")[0], loaded(plain, "auto")[0])
+    else:
+        assert "lm_head.weight in model.tensors differs" in refusal(tmp_path / "m")
 
 
 def test_a_log_line_names_library_readers_limit_and_hashes(model: Path) -> None:

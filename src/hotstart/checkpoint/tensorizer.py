@@ -63,7 +63,7 @@ def open_tensorizer(
         raise _absent(folder, name)
     file, source = found
     try:
-        encrypted, tensors, data_start = _read_index(file, source)
+        encrypted, indexed, data_start = _read_index(file, source)
     finally:
         source.close()
     if encrypted and keyfile is None:
@@ -79,10 +79,12 @@ def open_tensorizer(
             expected="an encrypted file, or no key",
             advice="Leave encryption_keyfile out if the file is the right one",
         )
+    tensors = [ref for ref in indexed if ref.name.lstrip(".") != MARKER]
+    metadata = {MARKER: "true"} if len(tensors) < len(indexed) else {}
     return Checkpoint(
         path=folder.path,
         folder=folder,
-        files=(ShardFile(file.path, file.size, data_start, {}, file.identity),),
+        files=(ShardFile(file.path, file.size, data_start, metadata, file.identity),),
         tensors={ref.name: ref for ref in tensors},
         skipped=_skipped(folder, name),
     )
@@ -152,8 +154,7 @@ def _read_index(file: ShardFile, source: Source) -> tuple[bool, list[TensorRef],
         tensors = _Index(index, versioned=bool(bits & _VERSIONED)).tensors(count)
     except (struct.error, IndexError, UnicodeDecodeError, KeyError, ValueError) as error:
         raise _damaged(file, f"its index cannot be read ({error})") from None
-    tensors = [ref for ref in tensors if ref.name.lstrip(".") != MARKER]
-    _check(file, tensors, end)
+    _check(file, [ref for ref in tensors if ref.name.lstrip(".") != MARKER], end)
     return encrypted, tensors, end
 
 

@@ -42,11 +42,13 @@ def match_weights(specs: Sequence[WeightSpec], checkpoint: Checkpoint, config: C
 
         return match_rank(specs, checkpoint, rank_of(config), config.model.dtype)
     if config.load.load_format == "tensorizer":
+        from hotstart.checkpoint.tensorizer import MARKER
         from hotstart.loading.rank import match_named
         from hotstart.loading.tensorizer_options import TensorizerOptions
 
-        # Bytes that are encrypted cannot be compared, so of a tied weight the copy is not looked at.
-        compared = TensorizerOptions.parse(config.load.model_loader_extra_config).keyfile is None
+        # Bytes that are encrypted cannot be compared; and vLLM saves a tied weight twice, which is one to it.
+        keyfile = TensorizerOptions.parse(config.load.model_loader_extra_config).keyfile
+        compared = keyfile is None and MARKER not in checkpoint.files[0].metadata
         return match_named(specs, checkpoint, config.model.dtype, compared=compared)
     return match(specs, checkpoint, config.model.dtype)
 
