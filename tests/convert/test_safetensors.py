@@ -264,7 +264,7 @@ def test_a_disk_without_room_is_known_before_anything_is_written(
 
 
 AS_NOBODY = """
-import os, sys
+import os, sys, hotstart.cli.limits
 from hotstart.cli.main import main
 main(sys.argv[1:3] + [sys.argv[3], sys.argv[4] + "/first"])  # imports everything while this user still may
 os.chmod(sys.argv[4], 0o555)
