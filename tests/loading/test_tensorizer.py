@@ -14,7 +14,7 @@ import pytest
 import torch
 import trustme
 from safetensors.torch import load_file
-from tensorizer import EncryptionParams, TensorSerializer
+from tensorizer import EncryptionParams, TensorDeserializer, TensorSerializer
 from torch import Tensor
 
 from fault_proxy import Fault, FaultServer
@@ -206,7 +206,7 @@ def test_a_damaged_header_of_a_tensor_names_it(model: Path, tmp_path: Path) -> N
             ref.offset - before.offset - before.nbytes - 8
         )
 
-    assert f"the tensor {ref.name}" in refusal(damaged(model, tmp_path / "m", spoil))
+    assert f"failed at the tensor {ref.name} of" in refusal(damaged(model, tmp_path / "m", spoil))
 
 
 def test_an_incomplete_file_names_the_tensor_it_ends_in(model: Path, tmp_path: Path) -> None:
@@ -360,3 +360,13 @@ def test_certificates_of_ones_own_are_handed_to_the_library(
     with FaultServer(files, tls=context) as web:
         slots, _ = loaded(model, "tensorizer", f"{web.url}/m")
     assert_same(slots, loaded(plain, "auto")[0])
+
+
+def test_what_the_library_raises_ends_the_load_by_name(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: object, **named: object) -> None:
+        raise RuntimeError("out of tea")
+
+    monkeypatch.setattr(TensorDeserializer, "read_tensors", fails)
+    message = refusal(model)
+    assert message.startswith("tensorizer 2.12")
+    assert "RuntimeError: out of tea" in message

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hotstart.errors import ConfigError, HotstartError, ModelError, StorageError
-from hotstart.loading.streams.base import Described, Request, bounded, check_limit
+from hotstart.loading.streams.base import Described, Request, bounded, check_limit, library_of
 from hotstart.loading.tensorizer_options import TensorizerOptions
 
 if TYPE_CHECKING:
@@ -143,7 +143,10 @@ class TensorizerStream:
                 expected="the key that it was encrypted with, and a whole file",
                 advice="Pass that key as encryption_keyfile; if it is, copy the file again",
             )
-        return StorageError(f"{path}: the tensor {name} cannot be read: {error}", advice=_AGAIN)
+        library = library_of(self._request.load_format)
+        return StorageError(
+            f"{library} failed at the tensor {name} of {path}: {type(error).__name__}: {error}", advice=_AGAIN
+        )
 
     def _first_at_fault(self) -> str:
         """By reading once more, one after the other; empty: this time all were right."""
