@@ -1,4 +1,4 @@
-"""Write docs/flags.md from the flag table, and the tables of docs/loaders.md from that of load formats.
+"""Write docs/flags.md from the flag table, and the tables of docs/loaders.md and docs/convert.md from theirs.
 
 With ``--check``, fail when a page is not current.
 """
@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "flags.md"
 sys.path.insert(0, str(ROOT / "src"))
 
+import convert_tables  # noqa: E402
 from loader_tables import PAGES, rendered  # noqa: E402
 
 from hotstart.config.flags import IMPLEMENTED, REFUSED, Flag, Group  # noqa: E402
@@ -52,6 +53,7 @@ Variables that a cluster sets for a service named hotstart (`HOTSTART_PORT=tcp:/
 
 def main(argv: list[str]) -> int:
     pages = {PAGE: render()} | {page: rendered(page) for page in PAGES}
+    pages |= {page: convert_tables.rendered(page) for page in convert_tables.PAGES}
     if "--check" in argv:
         old = [page for page, text in pages.items() if not page.exists() or page.read_text("utf-8") != text]
         for page in old:
