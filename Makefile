@@ -26,7 +26,7 @@ serve: $(VENV)/installed ## the same model, kept running: make serve SERVE_FLAGS
 # A file stays with one worker, so that what its tests share is started once; in the order of the
 # folders, because the files with the most tests are not those that take longest.
 test: $(VENV)/dev ## the whole test suite, by two workers
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -rs
 
 kill-storm: $(VENV)/dev ## 200 starts, each ended by a kill of either process at a random moment: what is left?
 	@$(BIN)/python scripts/kill_storm.py --kills 200

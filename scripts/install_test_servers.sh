@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Stores that the tests run against, where this machine lets them be installed: Ceph's gateway from the
-# distribution, Azurite from npm; and fuse3, for a file system that misbehaves. Without them their tests are skipped, and say so.
+# distribution, Azurite from npm; fuse3, for a file system that misbehaves; libsodium and curl, which the
+# tensorizer library calls. Without them their tests are skipped, and say so.
 set -eu
 have() { command -v "$1" > /dev/null; }
 
@@ -20,4 +21,8 @@ fi
 if ! have fusermount3 && have apt-get && [ "$(id -u)" = 0 ]; then
   { apt-get -qq update && apt-get -qq install -y --no-install-recommends fuse3; } > /dev/null \
     || echo "fuse3 cannot be installed: its tests are skipped" >&2
+fi
+if ! { ldconfig -p | grep -q libsodium.so && have curl; } && have apt-get && [ "$(id -u)" = 0 ]; then
+  { apt-get -qq update && apt-get -qq install -y --no-install-recommends libsodium23 curl; } > /dev/null \
+    || echo "libsodium and curl cannot be installed: tests of encrypted files fail" >&2
 fi

