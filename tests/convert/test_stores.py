@@ -16,7 +16,7 @@ import pytest
 import hub_stand_in
 import tiny_models
 from hotstart.cli.main import main
-from object_servers import GcsServer, NanioServer, OpenS3Server, S3Server
+from object_servers import AzureServer, GcsServer, NanioServer, OpenS3Server, S3Server
 
 COMMAND = [sys.executable, "-m", "hotstart", "convert", "safetensors"]
 
@@ -131,6 +131,18 @@ def test_a_store_goes_to_a_store(
         use(monkeypatch, server.environ, tmp_path / "cache")
         assert convert("s3://models/tiny", "s3://models/new", "--shard-size", "100kB") == 0
     assert snapshot(tmp_path / "store/models/new") == converted
+
+
+@pytest.mark.skipif(AzureServer.program is None, reason="azurite is not installed")
+def test_a_directory_goes_to_azure_and_comes_back(
+    model: Path, converted: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "containers/models").mkdir(parents=True)
+    with AzureServer(tmp_path / "containers", tmp_path / "state") as server:
+        use(monkeypatch, server.environ, tmp_path / "cache")
+        assert convert(model, "az://models/new", "--shard-size", "100kB") == 0
+        assert convert("az://models/new", tmp_path / "back", "--shard-size", "100kB") == 0
+    assert snapshot(tmp_path / "back") == converted
 
 
 def test_a_prefix_that_holds_something_is_not_touched(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -85,3 +87,15 @@ def test_without_the_library_the_command_that_installs_it_is_named(
     monkeypatch.setitem(sys.modules, "tensorizer", None)
     assert convert("qwen2", tmp_path / "new") == 2
     assert "pip install 'hotstart[tensorizer]'" in capsys.readouterr().err
+
+
+def test_a_limit_on_file_sizes_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    words = ["convert", "tensorizer", str(RECORDED / "qwen2"), str(tmp_path / "new")]
+    command = [sys.executable, "-m", "hotstart", *words]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit)
+    assert done.returncode == 4, done.stderr
+    assert "cannot be written: File too large; what was written is removed" in done.stderr
+    assert list(tmp_path.iterdir()) == []
