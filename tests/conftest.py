@@ -7,6 +7,7 @@ import pytest
 
 import tiny_models
 
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """``tiny_model("qwen3", dtype="bfloat16", shards=2)``: a model directory, written once a session."""
