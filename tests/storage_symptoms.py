@@ -281,6 +281,10 @@ def private_certificate(place: Place) -> str:
         return place.check(f"{server.url}/m")
 
 
+def store_without_tls(place: Place) -> str:
+    return place.check("s3://models/tiny", AWS_ENDPOINT_URL=f"https://127.0.0.1:{place.store.port}")
+
+
 def whole_files(place: Place) -> str:
     with place.web(Fault(ignore_range=True)) as server:
         checkpoint = place.checkpoint(server)
@@ -370,6 +374,7 @@ STORAGE: dict[str, Callable[[Place], str]] = {
     "The store is overloaded": overloaded_store,
     "The proxy cannot be used": proxy_of_another_kind,
     "The certificate is not trusted": private_certificate,
+    "The store has no TLS": store_without_tls,
     "The server ignores ranges": whole_files,
     "Files come compressed": compressed_files,
     "A redirect leads elsewhere": other_peoples_server,

@@ -128,6 +128,22 @@ def test_tls(certificate: Path) -> None:
         connections.close()
 
 
+def test_an_https_address_of_a_port_without_tls_is_named_at_once(connections: Connections) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def refuse() -> None:
+            with listener.accept()[0] as client:
+                client.recv(4096)
+                client.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+        server = threading.Thread(target=refuse)
+        server.start()
+        with pytest.raises(StorageError, match=f"{port} answers https:// in plain HTTP"):
+            body_of(connections, f"https://127.0.0.1:{port}/a")
+        server.join(10)
+
+
 def test_a_certificate_of_nobody_is_refused_at_once_and_named(
     certificate: Path, connections: Connections
 ) -> None:

@@ -355,3 +355,11 @@ def test_a_store_that_never_answered_is_named_without_a_secret() -> None:
     with pytest.raises(StorageError, match=r"cannot be reached.*refused") as caught:
         store.fetch("a.bin", 8)
     assert "hidden" not in str(caught.value)
+
+
+def test_header_of_a_large_file_shows_that_the_server_ignores_ranges() -> None:
+    with FaultServer({"m/a.bin": bytes(9 << 20)}, Fault(ignore_range=True)) as server:
+        store = ObjectStore(parse_location(f"{server.url}/m"), environ={}, patience=10.0)
+        with pytest.raises(StorageError, match="ignores Range"):
+            store.fetch("a.bin", 1 << 20)
+        store.close()

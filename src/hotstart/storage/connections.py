@@ -20,6 +20,8 @@ from hotstart.storage.source import Cancel
 _REDIRECTS = 5
 _REDIRECT = frozenset({301, 302, 303, 307, 308})
 _PORTS = {"http": 80, "https": 443}
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"})
+"""What OpenSSL calls an answer that is not TLS."""
 _IDLE = 64
 """Connections to one place that are kept while nobody uses them."""
 _SHARED_ENDINGS = frozenset({"ac", "co", "com", "edu", "go", "gov", "ne", "net", "or", "org"})
@@ -144,6 +146,14 @@ class Connections:
                 f"The certificate of {host}:{port} is not trusted: {error.verify_message}",
                 expected="a certificate that this machine's authorities vouch for",
                 advice="Name the authority's file by AWS_CA_BUNDLE or SSL_CERT_FILE",
+            ) from None
+        except ssl.SSLError as error:
+            if error.reason not in _NOT_TLS:
+                raise
+            raise StorageError(
+                f"{host}:{port} answers https:// in plain HTTP",
+                expected="a port that speaks TLS, or an address with http://",
+                advice="Write http:// if the store has no TLS: an endpoint without a scheme means https://",
             ) from None
 
     def _secure(self) -> ssl.SSLContext:

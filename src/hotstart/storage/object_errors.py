@@ -215,3 +215,12 @@ def _plain(text: str) -> str:
     """One line, without queries of addresses: signatures are in them."""
     text = text.partition("\n\nDebug source:")[0]
     return re.sub(r"\s+", " ", re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", text))[:400].strip()
+
+
+def no_ranges(name: str) -> StorageError:
+    """For a server whose answers begin at the first byte, whatever was asked for."""
+    return StorageError(
+        f"The server of {name} ignores Range and sends whole files",
+        expected="a server that answers ranges (status 206)",
+        advice="Serve the files by nginx, Apache or an object store, or copy them to a disk",
+    )

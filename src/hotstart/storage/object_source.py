@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from hotstart.errors import HotstartError, StorageError
 from hotstart.storage.http_connection import Head, HttpConnection, StalledError, Until, never
-from hotstart.storage.object_errors import advice_on_failing, code_of
+from hotstart.storage.object_errors import advice_on_failing, code_of, no_ranges
 from hotstart.storage.retry import TRANSIENT, Persistence, TransientError, retry_after
 from hotstart.storage.source import Cancel
 
@@ -239,11 +239,7 @@ class ObjectSource:
             if head.length not in (None, self.size):
                 raise self.changed()
         elif head.status == 200:
-            raise StorageError(
-                f"The server of {self.name} ignores Range and sends whole files",
-                expected="a server that answers ranges (status 206)",
-                advice="Serve the files by nginx, Apache or an object store, or copy them to a disk",
-            )
+            raise no_ranges(self.name)
         elif head.status in (412, 416):
             raise self.changed()
         else:

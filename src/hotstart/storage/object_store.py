@@ -24,7 +24,15 @@ from hotstart.storage.cloud_settings import CloudSettings, settings_for
 from hotstart.storage.connections import Connections
 from hotstart.storage.http_connection import Head, HttpConnection, Until, at, never
 from hotstart.storage.location import Location, quoted
-from hotstart.storage.object_errors import Refusal, cause_of, code_of, explain, explain_client, wording
+from hotstart.storage.object_errors import (
+    Refusal,
+    cause_of,
+    code_of,
+    explain,
+    explain_client,
+    no_ranges,
+    wording,
+)
 from hotstart.storage.object_source import ObjectSource, Speed, check_plain, is_transient, validator
 from hotstart.storage.retry import Persistence, TransientError, retry_after
 
@@ -44,6 +52,8 @@ _HASTY = 3.0
 _LISTING = 4 << 20
 """Bytes of a page of a listing, at most."""
 _RANGE = re.compile(r"bytes 0-(\d+)/(\d+)")
+_ONE_RANGE = 8 << 20
+"""Bytes; what is not longer can be read whole from a server that knows no ranges."""
 
 
 class Fetched(Struct, frozen=True):
@@ -305,6 +315,8 @@ class ObjectStore:
             raise self.refusal(key, head, body)
         check_plain(self.name(key), head)
         if head.status == 200:
+            if "Range" in headers and (head.length or 0) > max(limit, _ONE_RANGE):
+                raise no_ranges(self.name(key))
             return Fetched(body, len(body) if head.length is None else head.length, validator(head))
         found = _RANGE.fullmatch(head.headers.get("content-range", ""))
         if found is None or int(found[1]) + 1 != len(body) or len(body) != min(limit, int(found[2])):
