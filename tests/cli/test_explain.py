@@ -112,6 +112,28 @@ def test_load_half_of_which_lay_in_the_page_cache_is_no_measure(
     assert not (tmp_path / "read-rates.json").exists()
 
 
+def test_mapping_what_memory_holds_is_no_measure_of_the_storage(
+    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hotstart.checkpoint.layout import open_checkpoint
+    from hotstart.loading import choice
+
+    monkeypatch.setattr(choice, "resident_fraction", lambda *place: 1.0)
+    plan = plan_of(open_checkpoint(str(tiny_model())))
+    assert plan.files[0].choice.kind == "map"
+    outcome = Expectation(plan, str(tmp_path)).outcome(read_in(1.0))
+    assert outcome == "2.00 GB in 1.00 s, 2.00 GB/s"
+    assert not (tmp_path / "read-rates.json").exists()
+
+
+def test_log_of_a_start_names_the_store_and_leaves_its_settings_to_the_line_before(tmp_path: Path) -> None:
+    file = ShardFile("s3://b/m/model.safetensors", 2 * GB, 8)
+    plan = plan_of(Checkpoint("s3://b/m", (file,), {}), store="endpoint http://s3 (X), region r, path style")
+    line = str(Expectation(plan, str(tmp_path)))
+    assert line.startswith("1 file ranges from endpoint http://s3 (X) (")
+    assert "region" not in line
+
+
 def test_file_that_goes_before_it_is_probed_is_told_in_place_of_the_plan(
     tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

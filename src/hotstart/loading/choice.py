@@ -97,7 +97,7 @@ def choose(file: ShardFile, strategy: str = "auto", mounts: Mounts | None = None
     ModelError for a file that cannot be reached.
     """
     if not os.path.isabs(file.path):
-        return Choice("ranges", "an object store is read by ranges, straight into memory", 0.0)
+        return Choice("ranges", "what a server sends is read by ranges, straight into memory", 0.0)
     told = resident_fraction(file.path)
     mount = (Mounts() if mounts is None else mounts).of(file.path)
     known, resident = told is not None, told or 0.0

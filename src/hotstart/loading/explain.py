@@ -66,10 +66,11 @@ class Plan(Struct, frozen=True):
 
     @property
     def is_pure(self) -> bool:
-        """Whether all bytes come from one medium: what the page cache has of a file comes from there."""
+        """Whether all bytes come from one medium, which must be read: of pages that are mapped from the
+        page cache the time says how busy the machine was, and nothing of any storage.
+        """
         return len(self.groups) == 1 and all(
-            each.choice.kind == "map" or (each.choice.known and each.choice.resident < _COLD)
-            for each in self.files
+            each.choice.known and each.choice.resident < _COLD for each in self.files
         )
 
 
@@ -127,7 +128,7 @@ def lines(plan: Plan, rates: Sequence[Rate | Probe], *, files: bool = True) -> I
 def short(plan: Plan, rates: Sequence[Rate | None]) -> str:
     """One line for the log of a start, which does not probe: expected seconds only from earlier starts."""
     ways = ", ".join(
-        f"{count(len(members), 'file')} {choice.strategy} from {medium} ({choice.reason})"
+        f"{count(len(members), 'file')} {choice.strategy} from {_name(medium, choice)} ({choice.reason})"
         for (medium, _), members in plan.groups.items()
         for choice in (members[0].choice,)
     )
@@ -136,6 +137,11 @@ def short(plan: Plan, rates: Sequence[Rate | None]) -> str:
     if known and len(known) == len(rates):
         text += f"; expected {_expected(plan, known)}"
     return text if plan.ring is None else f"{text}; {_memory(plan)}"
+
+
+def _name(medium: str, choice: Choice) -> str:
+    """Of a store's settings the first: the log has just told them all."""
+    return medium.partition(", ")[0] if choice.strategy == "ranges" else medium
 
 
 def _way(choice: Choice) -> str:
