@@ -82,7 +82,9 @@ LOAD = Command(
             flag("--png", to="png", kind=Text("FILE"), help="draw the rates (needs hotstart[plot])"),
         ),
     ),
-    positional=Positional("MODEL", to="model", help="a model directory, or its address in an object store"),
+    positional=Positional(
+        "MODEL", to="model", help="a model directory, or its address in an object store or on a web server"
+    ),
 )
 
 

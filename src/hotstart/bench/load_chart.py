@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotstart.bench.load import ceiling
 from hotstart.bench.load_local import OURS
-from hotstart.bench.load_report import Row, rows
+from hotstart.bench.load_report import Row, heading, rows
 from hotstart.units import format_rate
 
 if TYPE_CHECKING:
@@ -20,15 +20,17 @@ _OURS, _OTHERS = "#0969da", "#8c959f"
 
 def draw(results: Sequence[Runs], subject: Subject, path: str) -> None:
     """Write the picture; bars are medians, thin lines reach from the slowest round to the fastest."""
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw, ImageFont
 
     groups = [(runs, rows(runs, subject)) for runs in results]
-    height = sum(len(found) + 3 for _, found in groups) * _ROW
+    height = sum(len(found) + 2 for _, found in groups) * _ROW + 3 * _ROW // 2
     image = Image.new("RGB", (_WIDTH, height), "white")
     canvas = ImageDraw.Draw(image)
     top = _ROW // 2
     for runs, found in groups:
         top = _draw_group(canvas, runs, found, subject, top)
+    legend = "bar: median; thin line: slowest to fastest round; red: ceiling, what plain readers get"
+    canvas.text((12, top), legend, font=ImageFont.load_default(14), fill=_FAINT)
     image.save(path, format="PNG")
 
 
@@ -40,8 +42,9 @@ def _draw_group(canvas: Any, runs: Runs, found: Sequence[Row], subject: Subject,
     limit = subject.nbytes / best[1] if best is not None else 0.0
     fastest = max([limit, *(subject.nbytes / min(row.seconds) for row in found)])
     scale = (_WIDTH - _LABELS - _RIGHT) / fastest if fastest else 0.0
-    what = runs.state if subject.small_files else f"page cache {runs.state}"
-    title = f"{what}, ceiling {format_rate(limit, 1)} ({best[0]})" if best is not None else what
+    title = heading(runs, subject)
+    if best is not None:
+        title += f", ceiling {format_rate(limit, 1)} ({best[0]})"
     canvas.text((12, top), title, font=bold, fill=_INK)
     top += _ROW
     if best is not None:
@@ -57,6 +60,7 @@ def _draw_group(canvas: Any, runs: Runs, found: Sequence[Row], subject: Subject,
         canvas.line((low, middle, high, middle), fill=_INK, width=2)
         share = f", {row.share:.2f} x ceiling" if row.share else ""
         text = f"{format_rate(row.rate, 1)}{share}"
-        canvas.text((max(right, high) + 8, middle), text, font=font, fill=_FAINT, anchor="lm")
+        # In a column of its own: beside its bar, the line of a far ceiling would run through it.
+        canvas.text((_WIDTH - _RIGHT + 8, middle), text, font=font, fill=_FAINT, anchor="lm")
         top += _ROW
     return top + _ROW

@@ -54,12 +54,20 @@ def rows(runs: Runs, subject: Subject) -> list[Row]:
 
 def table(runs: Runs, subject: Subject) -> str:
     """One state: seconds as median [least - most], rate, share of the ceiling, memory."""
-    head = f"{'seconds':<24}{'rate':>11}{'x ceiling':>11}{'peak RSS':>11}{'anonymous':>11}"
+    head = f"{'seconds [min - max]':<24}{'rate':>11}{'x ceiling':>11}{'peak RSS':>11}{'anonymous':>11}"
     lines = [("", head), *((row.name, _figures(row)) for row in rows(runs, subject))]
     failed = [(name, f"failed: {error}") for name, error in errors(runs).items()]
     width = max(len(label) for label, _ in [*lines, *failed]) + 2
     text = [f"{label:<{width}}{figures}".rstrip() for label, figures in [*lines, *failed]]
-    return "\n".join(["", *_title(runs, subject), *text, *_notes(runs, subject)])
+    return "\n".join(
+        [
+            "",
+            f"{heading(runs, subject)}, cores: {os.cpu_count()}",
+            subject.medium,
+            *text,
+            *_notes(runs, subject),
+        ]
+    )
 
 
 def errors(runs: Runs) -> dict[str, str]:
@@ -77,16 +85,15 @@ def left_out(reasons: Mapping[str, str]) -> Iterator[str]:
         yield f"not measured: {name}: {reason}"
 
 
-def _title(runs: Runs, subject: Subject) -> Iterator[str]:
+def heading(runs: Runs, subject: Subject) -> str:
+    """What was read, from where, and how often."""
     rounds = max((len(measured) for measured in runs.loaders.values()), default=0)
     name = os.path.basename(subject.location.rstrip("/"))
     state = runs.state if subject.small_files else f"page cache {runs.state}"
+    if subject.location.startswith(("http://", "https://")):
+        state = "web server"
     files = count(len(subject.files), "file")
-    yield (
-        f"{name}, {format_size(subject.nbytes)} in {files}, {state}, rounds: {rounds}, "
-        f"cores: {os.cpu_count()}"
-    )
-    yield subject.medium
+    return f"{name}, {format_size(subject.nbytes)} in {files}, {state}, rounds: {rounds}"
 
 
 def _figures(row: Row) -> str:
