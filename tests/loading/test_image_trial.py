@@ -80,6 +80,23 @@ def test_pages_released_from_a_mapping_that_holds_none_of_what_was_read_past_it_
         del image
 
 
+def test_a_mapping_is_read_ahead_also_after_parts_of_its_file_were_read_past_it(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_module, "STEP", 64 << 10)
+    monkeypatch.setattr(opened_module, "TRIAL_FROM", 1 << 20)
+    checkpoint = write_large(disk, 40 * (64 << 10))
+    cold(checkpoint)
+    reads = Disk(monkeypatch, map=2e9, direct=1e9)
+    ahead: list[int] = []
+    monkeypatch.setattr(opened_module.Opened, "read_ahead", lambda file, offset, length: ahead.append(offset))
+    image = Image(checkpoint, readers=1)
+    image.start()
+    image.wait()
+    mapped = [number * image_module.STEP for number, way in enumerate(reads.ways) if way == "map"]
+    assert set(mapped) <= set(ahead)
+
+
 def test_small_cold_files_are_not_worth_a_comparison(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = write_large(disk)
     cold(checkpoint)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,11 +18,14 @@ from hotstart.checkpoint.base import Checkpoint, ShardFile, TensorRef
 from hotstart.checkpoint.layout import open_checkpoint
 from hotstart.device.fake import FakeDevice
 from hotstart.errors import StorageError
+from hotstart.loading import image as image_module
 from hotstart.loading.arena import Arena, Layout
-from hotstart.loading.image import Image
+from hotstart.loading.image import STEP, Image
 from hotstart.loading.ring import Loading
+from hotstart.loading.watch import Watch
 from hotstart.models.spec import WeightSpec
-from hotstart.storage.source import identity
+from hotstart.storage.source import Cancel, FileSource, identity
+from image_files import write_large
 from stuck_storage import StuckFolder
 
 PATIENCE = 0.2
@@ -72,6 +76,89 @@ def test_a_read_that_comes_back_late_is_not_counted_twice(model: Path) -> None:
             thread.join(10)
     assert told[-1] == loading.total
     assert max(told) == loading.total
+
+
+def test_a_reader_that_took_over_may_hang_itself_and_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = write_large(tmp_path)
+    first, second = threading.Event(), threading.Event()
+    hangs = {0: first, STEP: second}
+    read_into = FileSource.read_into
+
+    def stuck(source: FileSource, buffer: memoryview, offset: int, cancel: Cancel) -> None:
+        if offset in hangs:
+            hangs.pop(offset).wait(60)
+        read_into(source, buffer, offset, cancel)
+
+    monkeypatch.setattr(FileSource, "read_into", stuck)
+    told: list[int] = []
+
+    def progress(done: int) -> None:
+        told.append(done)
+        if done == 3 * STEP:  # of the third reader, which has another step to read
+            second.set()
+            for thread in set(threading.enumerate()) - {threading.current_thread()}:
+                if thread.name == "weights-again":
+                    thread.join(10)
+
+    loading = Image(checkpoint, strategy="buffered", readers=1, patience=PATIENCE, progress=progress)
+    loading.start()
+    loading.wait()
+    first.set()
+    assert not hangs
+    assert told[-1] == loading.total
+    file = loading.checkpoint.files[0]
+    assert loading.memory(0)[: file.size] == Path(file.path).read_bytes()
+
+
+def test_what_was_taken_over_of_a_mapping_is_never_given_back_as_if_its_file_had_it(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    checkpoint = write_large(disk)
+    populate = image_module._File._populate
+
+    def stuck(file: image_module._File, offset: int, length: int) -> None:
+        if offset == 0:
+            go.wait(60)
+        populate(file, offset, length)
+
+    monkeypatch.setattr(image_module._File, "_populate", stuck)
+    loading = Image(checkpoint, strategy="map", patience=PATIENCE)
+    loading.start()
+    loading.wait()
+    go.set()
+    file = checkpoint.files[0]
+    assert not loading.is_mapped(0)
+    assert loading.memory(0)[: file.size] == Path(file.path).read_bytes()
+
+
+def test_a_read_that_comes_back_while_it_is_taken_over_does_not_move_where_the_other_begins() -> None:
+    now = 0.0
+    begins: dict[str, int] = {}
+
+    def take_over(work: str, offset: int, attempt: int) -> None:
+        begins[work] = offset
+        for reading in readings:  # both come back just now
+            assert not watch.moved(reading, 999)
+
+    watch = Watch(1.0, take_over, pytest.fail, clock=lambda: now)
+    readings = [watch.begin(work, "file", at) for work, at in (("one", 10), ("two", 20))]
+    now = 2.0
+    watch.look()
+    assert begins == {"one": 10, "two": 20}
+
+
+def test_where_no_reader_can_be_begun_to_take_over_the_load_ends(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading, folder = image(model, descriptors=1)
+    loading.start()
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        loading.wait()
+    folder.go.set()
 
 
 def test_an_error_of_a_read_that_was_taken_over_does_not_end_the_load(model: Path) -> None:

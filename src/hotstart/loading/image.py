@@ -15,7 +15,6 @@ two to seven times as long).
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import errno
 import mmap
@@ -270,14 +269,14 @@ class Image:
             try:
                 # Where storage gives nothing, opening a file may take for ever too.
                 opening = self._watch.begin(step, step.file.opened.name, offset, attempt=attempt)
-                file = step.file.again()
+                step.file.reopen()
                 self._watch.finish(opening)
-                self._fill(_Step(file, offset, step.end), offset, "buffered", attempt=attempt)
-                while not self._cancel.is_set() and self._one():
-                    pass
+                self._fill(step, offset, "buffered", attempt=attempt)
             except BaseException as error:
                 self._fail(error)
-            self._leave()
+                self._leave()
+            else:
+                self._run()  # where it may hang too, and be taken over
 
         threading.Thread(target=run, name="weights-again", daemon=True).start()
 
@@ -343,14 +342,13 @@ class _File:
 
     def expect(self, offset: int, length: int) -> None:
         """Let the kernel begin to read a range that will be entered into the page table."""
-        if self.opened.choice.reads_ahead and self.is_mapped:
+        # Also where a part of the mapping has been replaced, for the rest of it is read through it still.
+        if self.opened.choice.reads_ahead and self._over_mapping:
             self.opened.read_ahead(offset, length)
 
-    def again(self) -> _File:
-        """The same memory, filled through descriptors of its own."""
-        other = copy.copy(self)
-        other.opened = self.opened.again()
-        return other
+    def reopen(self) -> None:
+        """Read on through new descriptors. The old ones stay: a read that hangs is still using them."""
+        self.opened = self.opened.again()
 
     def _populate(self, offset: int, length: int) -> None:
         """Enter pages into the page table; one that cannot be had is an error here and a SIGBUS later."""

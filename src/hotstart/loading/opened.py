@@ -106,7 +106,9 @@ class Opened:
 
     def again(self) -> Opened:
         """The same file through new descriptors, for those of this one hang."""
-        return Opened(self._folder, self._file, self.choice)
+        other = Opened(self._folder, self._file, self.choice)
+        other.tried = other.tried and self.tried
+        return other
 
     def verify(self) -> None:
         """Raise StorageError when the content is not the pinned one any more."""

@@ -76,8 +76,10 @@ class Watch(Generic[T]):
     def moved(self, reading: Reading[T], offset: int) -> bool:
         """A read has ended, the next begins at ``offset``. False: the range was taken over meanwhile."""
         with self._lock:
+            if reading.abandoned:  # its offset stays where the other one begins
+                return False
             reading.offset, reading.since = offset, self._clock()
-            return not reading.abandoned
+            return True
 
     def finish(self, reading: Reading[T]) -> None:
         """The reader is done with the range, one way or the other."""
@@ -112,5 +114,8 @@ class Watch(Generic[T]):
             self._take_over(reading.work, reading.offset, reading.attempt + 1)
 
     def _run(self) -> None:
-        while not self._ended.wait(min(_LOOK_EVERY, self._patience / 4)):
-            self.look()
+        try:
+            while not self._ended.wait(min(_LOOK_EVERY, self._patience / 4)):
+                self.look()
+        except BaseException as error:  # no thread can be had: without a watch the load might never end
+            self._fail(error)
