@@ -55,7 +55,11 @@ class Store:
 
 
 def job(
-    directory: Path, store: Store, memory: bytes | None = DATA, identity: str = '"etag"', limit: str = ""
+    directory: Path,
+    store: Store,
+    memory: bytes | bytearray | None = DATA,
+    identity: str = '"etag"',
+    limit: str = "",
 ) -> CopyJob:
     """A server's, with locks of its own."""
     copies = DiskCopies(Limit.parse(f"{directory}{limit}"))
@@ -132,6 +136,31 @@ def read(store: Store, directory: Path, begin: int = 0, end: int = SIZE, step: i
         source.read_into(memoryview(buffer)[at - begin : at - begin + step], at, NEVER)
     source.close()
     return bytes(buffer)
+
+
+def test_memory_is_needed_until_a_damaged_chunk_of_an_earlier_writer_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = job(tmp_path, Store())
+    writer.arrived(0, CHUNK)
+    writer.write_arrived()
+    writer.close()
+    [partial] = tmp_path.glob("*/partial")
+    with partial.open("rb+") as file:
+        file.write(bytes(100))
+    memory = bytearray(DATA)
+    last = job(tmp_path, Store(), memory)
+    real = os.preadv
+
+    def preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
+        if not last.needs(0, CHUNK):  # the model gives it back, while the copy is still compared
+            memory[:CHUNK] = bytes(CHUNK)
+        return real(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    last.arrived(0, SIZE)
+    last.complete(NEVER)
+    assert copy_of(tmp_path) == DATA
 
 
 @settings(deadline=None, max_examples=30)

@@ -160,8 +160,9 @@ class CopyJob:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._fds += [os.open(path, flags, 0o600) for path in (entry.partial, entry.chunks)]
         os.ftruncate(self._fds[1], self.size)
-        self._table = entry.table()
-        self._check_earlier(self._table)
+        table = entry.table()
+        self._check_earlier(table)
+        self._table = table  # from now on what it has may go from memory
         return True
 
     def _check_earlier(self, table: ChunkTable) -> None:
