@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import pytest
 
@@ -314,6 +315,27 @@ def test_many_readers_renew_the_credentials_once(caplog: pytest.LogCaptureFixtur
         assert [record.message for record in caplog.records if "signing anew" in record.message] == [
             "s3://m refuses what it allowed before: signing anew"
         ]
+
+
+def test_an_address_signed_while_the_credentials_are_renewed_is_used_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FaultServer(FILES) as server:
+        store, source = signed(server)
+        assert store.renew(0)  # nothing is signed any more
+        sign = store._sign
+
+        def slowly(method: Literal["GET", "HEAD"], key: str) -> str:
+            url = sign(method, key)
+            monkeypatch.setattr(store, "_sign", sign)
+            assert store.renew(1)  # by another reader, meanwhile
+            return url + "&old"
+
+        monkeypatch.setattr(store, "_sign", slowly)
+        for _ in range(2):
+            source.read_into(memoryview(bytearray(100)), 0, NEVER)
+        source.close()
+        assert [request.target.endswith("&old") for request in server.requests[1:]] == [True, False]
 
 
 def test_closing_the_last_source_closes_the_connections() -> None:

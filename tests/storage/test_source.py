@@ -112,3 +112,16 @@ def test_directory_is_no_source(tmp_path: Path) -> None:
 def test_absent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="gone does not exist"):
         FileSource(str(tmp_path / "gone"))
+
+
+def test_a_read_that_comes_back_after_its_file_was_closed_touches_no_other_file(file: Path) -> None:
+    source = FileSource(str(file))
+    source.close()
+    with file.with_name("other").open("wb+") as other:  # which gets the number that is free now
+        other.write(bytes(SIZE))
+        other.flush()
+        buffer = bytearray(10)
+        with pytest.raises(StorageError, match="Bad file descriptor"):
+            source.read_into(memoryview(buffer), 0, NEVER)
+        with pytest.raises(StorageError, match="Bad file descriptor"):
+            source.verify()

@@ -350,13 +350,15 @@ class ObjectStore:
         now = time.monotonic()
         with self._lock:
             url, until = self._urls.get(key, ("", 0.0))
+            epoch = self._epoch
         if now < until - _RENEW_BEFORE:
             return url
         url = self._sign("GET", key)
         expires = self.settings.expires()  # a signature is worth no more than the keys that made it
         left = _SIGNED_FOR if expires is None else min(_SIGNED_FOR, expires.timestamp() - time.time())
         with self._lock:
-            self._urls[key] = url, now + left
+            if epoch == self._epoch:  # else the keys that signed it have been given up meanwhile
+                self._urls[key] = url, now + left
         return url
 
     def _url_of_head(self, key: str, headers: Mapping[str, str], query: Mapping[str, str]) -> str:

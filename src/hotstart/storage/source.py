@@ -123,7 +123,11 @@ class FileSource:
 
     def verify(self) -> None:
         """Raise StorageError when the file is not as it was when it was opened."""
-        if identity(os.fstat(self._fd)) != self.identity:
+        try:
+            found = identity(os.fstat(self._fd))
+        except OSError as error:
+            raise read_error(self.name, error) from None
+        if found != self.identity:
             raise self.changed()
 
     def fileno(self) -> int:
@@ -132,7 +136,9 @@ class FileSource:
 
     def close(self) -> None:
         """Close the descriptor."""
-        os.close(self._fd)
+        # A read that hung may come back and go on: not with another file that has the number by then.
+        fd, self._fd = self._fd, -1
+        os.close(fd)
 
     def _reader_fd(self) -> int:
         """The descriptor that this thread reads from."""
