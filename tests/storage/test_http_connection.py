@@ -212,6 +212,9 @@ def test_a_redirect_within_a_cloud_is_followed(url: str, location: str) -> None:
         ("http://10.0.0.1/k", "http://169.254.169.254/latest"),
         ("http://minio/k", "http://other/k"),
         ("https://store.example/k", "file:///etc/passwd"),
+        ("http://store.example/k", "http://[store.example/k"),
+        ("http://store.example/k", "http://store.example:99999/k"),
+        ("http://store.example/k", "http://elsewhere.example:port/k"),
     ],
 )
 def test_a_redirect_that_leaves_cloud_or_encryption_is_refused(url: str, location: str) -> None:

@@ -184,8 +184,16 @@ def proxy_for(scheme: str, host: str) -> Proxy | None:
 
 def follow(url: str, location: str) -> str:
     """Where a redirect leads. Raises StorageError when it leaves the cloud or its encryption."""
-    target = urljoin(url, location)
-    old, new = urlsplit(url), urlsplit(target)
+    try:
+        target = urljoin(url, location)
+        old, new = urlsplit(url), urlsplit(target)
+        _ = new.port  # raises ValueError for one that is no number
+    except ValueError:
+        raise StorageError(
+            f"{shown(url)} is redirected to {_open_part(location)!a}: that is no web address",
+            expected="a redirect within the same cloud",
+            advice="Look at the server's configuration, and at proxies in between",
+        ) from None
     if new.scheme not in _PORTS or not new.hostname:
         reason = "that is no web address"
     elif old.scheme == "https" and new.scheme == "http":
@@ -206,6 +214,11 @@ def shown(url: str) -> str:
     parts = urlsplit(url)
     port = f":{parts.port}" if parts.port else ""
     return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
+
+
+def _open_part(location: str) -> str:
+    """Of what is no URL: without a query, a user and a password."""
+    return location.partition("?")[0].rpartition("@")[2][:100]
 
 
 def _same_cloud(old: str, new: str) -> bool:
