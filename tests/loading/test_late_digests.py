@@ -144,6 +144,12 @@ def test_a_long_load_is_hashed_while_it_arrives_if_processors_are_idle(
         start.to_the_end()
 
 
+@pytest.mark.parametrize("name", ["SHA256SUMS", f"{NAME}.sha256"])
+def test_a_pipe_in_the_place_of_digests_holds_nothing_up(name: str, model: Path) -> None:
+    os.mkfifo(model / name)
+    assert "digests: SHA-256 of 1 file" in Start(local(model), model / "cache", "digest").to_the_end()
+
+
 def test_verify_off_compares_and_records_nothing(model: Path, tmp_path: Path) -> None:
     (model / "SHA256SUMS").write_text(f"{'0' * 64}  {NAME}\n")
     assert Start(local(model), tmp_path / "cache", verify="off").to_the_end() == ""

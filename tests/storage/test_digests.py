@@ -44,6 +44,10 @@ def test_every_form_of_a_digest(line: str, name: str) -> None:
     assert parse_sums(f"# a comment\n{line}\n") == {name: A}
 
 
+def test_a_name_with_any_number_of_components_that_mean_nothing_is_read_in_one_pass() -> None:
+    assert parse_sums(f"{A}  {'./' * 4_000_000}a\n") == {"a": A}
+
+
 def test_a_mark_of_the_byte_order_is_no_part_of_a_digest() -> None:
     assert parse_sums(f"\ufeff{A}  a\r\n{B}  b\r\n") == {"a": A, "b": B}
 

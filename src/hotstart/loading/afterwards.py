@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -299,8 +300,9 @@ class Afterwards:
                 fetched = store.fetch(name, MAX_SUMS, optional=True)
                 return None if fetched is None else bytes(fetched.data).decode(errors="replace")
             try:
-                with open(os.path.join(getattr(folder, "path", ""), name), errors="replace") as file:
-                    return file.read(MAX_SUMS)
+                path = os.path.join(getattr(folder, "path", ""), name)
+                with open(path, errors="replace", opener=_without_waiting) as file:
+                    return file.read(MAX_SUMS) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
             except OSError:
                 return None
 
@@ -423,6 +425,10 @@ class Afterwards:
             self._pressed = False
             if not self._ready.is_set():
                 self._wake.clear()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO must not hang the start
 
 
 def _stored(folder: ObjectFolder, file: ShardFile) -> Callable[[], Source]:

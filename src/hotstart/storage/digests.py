@@ -29,6 +29,7 @@ MAX_SUMS = 16 << 20
 _GNU = re.compile(r"(\\?)([0-9a-fA-F]{64})(?: [ *]|[ \t]+)(.+)")
 _BSD = re.compile(r"(\\?)SHA(?:2-)?256 ?\((.+)\) ?= ([0-9a-fA-F]{64})")
 _ALONE = re.compile(r"[0-9a-fA-F]{64}")
+_HERE = re.compile(r"\A(?:\./+)+")
 _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 
 
@@ -74,8 +75,7 @@ def parse_sums(text: str) -> dict[str, str]:
             continue
         if escaped:
             name = re.sub(r"\\[\\nr]", lambda found: _ESCAPES[found[0]], name)
-        while name.startswith("./"):
-            name = name[2:].lstrip("/")
+        name = _HERE.sub("", name)
         digest = digest.lower()
         found[name] = digest if found.get(name, digest) == digest else DISPUTED
     return found
