@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -209,6 +210,19 @@ def test_an_answer_that_stops_in_the_middle_is_asked_for_again(tmp_path: Path) -
     with FaultServer(SMALL, Fault(path="tokenizer.json", nth=1, stall=5)) as server:
         store = open_store(f"{server.url}/m", environ={}, patience=1.0)
         assert content(Path(fetch_small_files(store, str(tmp_path)))) == SMALL
+        store.close()
+
+
+@pytest.mark.parametrize(
+    "fault", [{"cut": 5}, {"stall": 5}, {"headers": {"Content-Range": "bytes 5-9/90"}}], ids=str
+)
+def test_an_answer_that_always_stops_at_the_same_byte_is_given_up(
+    fault: dict[str, Any], tmp_path: Path
+) -> None:
+    with FaultServer(SMALL, Fault(path="tokenizer.json", **fault)) as server:
+        store = open_store(f"{server.url}/m", environ={}, patience=0.5)
+        with pytest.raises(StorageError, match=r"m/tokenizer\.json"):
+            fetch_small_files(store, str(tmp_path))
         store.close()
 
 

@@ -196,18 +196,19 @@ class HttpConnection:
         limit: int,
         cancel: Cancel,
         *,
-        progressed: Callable[[], None] = lambda: None,
+        progressed: Callable[[int], None] = lambda got: None,
         silence: float = math.inf,
     ) -> bytes:
         """A small body, whole, or its first ``limit`` bytes: then the connection is of no more use.
 
-        ``silence``: seconds without a byte after which it is given up (StalledError).
+        ``progressed`` is told how many have come. ``silence``: seconds without a byte after which it
+        is given up (StalledError).
         """
         data = bytearray(min(limit, 64 << 10 if head.length is None else head.length))
         got = 0
         while got < limit and (part := self._part(data, got, limit, cancel, at(time.monotonic() + silence))):
             got += part
-            progressed()
+            progressed(got)
         return bytes(memoryview(data)[:got])
 
     @property

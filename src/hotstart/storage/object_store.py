@@ -287,9 +287,9 @@ class ObjectStore:
         connection, head = answer.connection, answer.head
         try:
             if head.status in (200, 206):
-                persistence.progressed()
+                persistence.reached(0)
                 body = connection.body(
-                    head, limit, cancel, progressed=persistence.progressed, silence=persistence.silence
+                    head, limit, cancel, progressed=persistence.reached, silence=persistence.silence
                 )
             else:
                 body = connection.body(head, 64 << 10, cancel, silence=persistence.silence)

@@ -51,6 +51,7 @@ class Persistence:
         self._pause = _FIRST_PAUSE
         self._in_vain = 0
         """Attempts since the last byte."""
+        self._furthest = -1
 
     @property
     def stuck(self) -> float:
@@ -73,6 +74,15 @@ class Persistence:
         self._last_progress = self._clock()
         self._pause = _FIRST_PAUSE
         self._in_vain = 0
+
+    def reached(self, nbytes: int) -> None:
+        """So much has arrived of what each attempt asks for from its beginning.
+
+        Progress only where no attempt came as far: what always breaks at the same byte would never end.
+        """
+        if nbytes > self._furthest:
+            self._furthest = nbytes
+            self.progressed()
 
     def failed(self, error: OSError, cancel: Cancel) -> None:
         """Wait before the next attempt. Raises ``error`` when patience is at its end, or ReadCancelled."""
