@@ -89,7 +89,7 @@ class OpenS3Server(ObjectServer):
         self.environ = {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_EC2_METADATA_DISABLED": "true",
-            "HOME": "/nowhere",
+            "HOME": "/proc/nowhere",
         }
 
 

@@ -12,8 +12,8 @@ from hotstart.loading.streams.handed_over import Handed, for_runai, secrets_of
 from hotstart.storage.cloud_settings import settings_for
 from hotstart.storage.location import parse_location
 
-KEYS = {"AWS_ACCESS_KEY_ID": "AKIAKEY", "AWS_SECRET_ACCESS_KEY": "hush-hush", "HOME": "/nowhere"}
-NO_ROLE = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nowhere"}
+KEYS = {"AWS_ACCESS_KEY_ID": "AKIAKEY", "AWS_SECRET_ACCESS_KEY": "hush-hush", "HOME": "/proc/nowhere"}
+NO_ROLE = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/proc/nowhere"}
 AZURE = {"AZURE_STORAGE_ACCOUNT_NAME": "acct"}
 
 

@@ -99,8 +99,8 @@ ENDED_WHILE_SPAWNING = """
 import os, signal, sys
 from hotstart.cli import main, serve
 class Spawned(serve.EngineProcess):
-    def __init__(self):
-        super().__init__()
+    def __init__(self, **options):
+        super().__init__(**options)
         os.kill(os.getpid(), signal.SIGTERM)
 serve.EngineProcess = Spawned
 sys.exit(main.main(["serve", sys.argv[1], "--port", "0"]))

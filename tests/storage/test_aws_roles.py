@@ -99,7 +99,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
 
 
 def environ_of(s3: ObjectServer, **more: str) -> dict[str, str]:
-    return {"AWS_ENDPOINT_URL": s3.endpoint, "AWS_REGION": "eu-west-2", "HOME": "/nowhere", **more}
+    return {"AWS_ENDPOINT_URL": s3.endpoint, "AWS_REGION": "eu-west-2", "HOME": "/proc/nowhere", **more}
 
 
 def certificate_in(folder: Path) -> Path:

@@ -132,7 +132,7 @@ def test_a_signature_is_that_of_amazons_own_example() -> None:
 
 def asked(server: FaultServer, **environ: str) -> Offer:
     keys = {"AWS_ENDPOINT_URL": server.url, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
-    store = open_store("s3://b/m", environ={"HOME": "/nowhere", **keys, **environ}, patience=5.0)
+    store = open_store("s3://b/m", environ={"HOME": "/proc/nowhere", **keys, **environ}, patience=5.0)
     offer = stored_checksum(store, "m/a", SIZE, server.etag("b/m/a"))
     store.close()
     return offer
@@ -208,7 +208,9 @@ def test_a_web_server_is_asked_for_sha256() -> None:
 
 
 def real(scheme: str, server: ObjectServer) -> Offer:
-    store = open_store(f"{scheme}://models/m", environ={"HOME": "/nowhere", **server.environ}, patience=5.0)
+    store = open_store(
+        f"{scheme}://models/m", environ={"HOME": "/proc/nowhere", **server.environ}, patience=5.0
+    )
     first = store.fetch("a.bin", 10)
     assert first is not None
     offer = stored_checksum(store, "m/a.bin", SIZE, first.identity)
@@ -241,7 +243,7 @@ def test_azures_emulator_gives_an_md5(root: Path, tmp_path: Path) -> None:
 def test_a_store_that_checks_signatures_takes_ours_and_gives_nothing(root: Path) -> None:
     """Its ETag looks like an MD5 and is none."""
     with S3Server(root) as server:
-        store = open_store("s3://models/m", environ={"HOME": "/nowhere", **server.environ}, patience=5.0)
+        store = open_store("s3://models/m", environ={"HOME": "/proc/nowhere", **server.environ}, patience=5.0)
         first = store.fetch("a.bin", 10)
         assert first is not None
         assert len(first.identity) == len(f'"{MD5}"')

@@ -475,7 +475,7 @@ def test_whatever_the_variables_hold_there_are_settings_or_a_configuration_error
 ) -> None:
     try:
         settings = settings_for(
-            parse_location(f"{scheme}://bucket/m"), {"HOME": "/nowhere", **NO_ROLE, **environ}
+            parse_location(f"{scheme}://bucket/m"), {"HOME": "/proc/nowhere", **NO_ROLE, **environ}
         )
     except ConfigError:
         return
@@ -489,7 +489,7 @@ def test_whatever_a_file_of_aws_holds_there_are_settings_or_a_configuration_erro
         file.write(text)
         file.flush()
         environ = {
-            "HOME": "/nowhere",
+            "HOME": "/proc/nowhere",
             **NO_ROLE,
             "AWS_CONFIG_FILE": file.name,
             "AWS_SHARED_CREDENTIALS_FILE": file.name,

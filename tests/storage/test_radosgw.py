@@ -27,7 +27,7 @@ pytestmark = [
     ),
 ]
 
-NO_ROLE = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nowhere"}
+NO_ROLE = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/proc/nowhere"}
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ ODD_NAMES = {
     '"<>"',
 }
 WHOLE: Tensors = {f"t{number}": ("F32", (4,)) for number in range(4)}
-NO_ROLE = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nowhere"}
+NO_ROLE = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/proc/nowhere"}
 
 
 @pytest.fixture(scope="module")
@@ -391,7 +391,7 @@ def test_a_service_accounts_key_signs_for_google_without_asking_it(root: Path, t
         environ = {
             "GOOGLE_BASE_URL": server.endpoint,
             "GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "key.json"),
-            "HOME": "/nowhere",
+            "HOME": "/proc/nowhere",
         }
         store = open_store("gs://models/team-a/tiny", environ=environ, patience=5.0)
         assert store.fetch("config.json", 100) is not None
