@@ -247,6 +247,26 @@ def open_files(path: Path) -> int:
     return sum(os.path.lexists(link) and os.readlink(link) == str(path) for link in links)
 
 
+def test_where_no_more_threads_can_be_begun_fewer_read(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = write_large(disk)
+    image = Image(checkpoint, strategy="buffered")
+    start, begun = threading.Thread.start, []
+
+    def begin(thread: threading.Thread) -> None:
+        if thread.name.startswith("weights-") and thread.name != "weights-watch":
+            if begun:
+                raise RuntimeError("can't start new thread")
+            begun.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", begin)
+    image.start()
+    image.wait()
+    assert begun == ["weights-1"]
+    path = checkpoint.files[0].path
+    assert image.memory(0)[: checkpoint.files[0].size] == Path(path).read_bytes()
+
+
 def test_cancel_stops_readers_between_steps(tmp_path: Path) -> None:
     image = Image(write_large(tmp_path), strategy="buffered", readers=1, progress=lambda done: image.cancel())
     image.start()

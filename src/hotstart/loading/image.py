@@ -182,7 +182,16 @@ class Image:
                     return
                 self._begun += 1
                 self._active += 1
-            threading.Thread(target=self._run, name=f"weights-{self._begun}", daemon=True).start()
+            thread = threading.Thread(target=self._run, name=f"weights-{self._begun}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the container allows no more threads
+                with self._lock:
+                    self._active -= 1
+                    if self._active == 0:
+                        raise
+                    self._begun = self._readers = self._begun - 1
+                return
 
     def _run(self) -> None:
         try:
@@ -202,11 +211,15 @@ class Image:
                     return False
                 step = self._steps.pop()
                 later = self._steps[-_AHEAD] if len(self._steps) >= _AHEAD else None
-            if later is not None and (self._trial is None or self._trial.verdict):
+            if later is not None and not self._tries(later.file):
                 later.file.expect(later.offset, later.end - later.offset)
             self._bring(step)
         self._begin_readers()
         return True
+
+    def _tries(self, file: _File) -> bool:
+        """Whether the next steps of a file are samples of two ways, which nothing must bring in before."""
+        return self._trial is not None and not self._trial.verdict and file.opened.tried
 
     def _bring(self, step: _Step) -> None:
         """Bring a step into memory, in reads that the storage answers in a fraction of a second."""
