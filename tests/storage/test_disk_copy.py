@@ -127,6 +127,14 @@ def test_what_lies_on_the_disk_is_not_asked_of_the_store(tmp_path: Path) -> None
     assert store.read == SIZE - 3 * CHUNK
 
 
+def test_a_pipe_in_the_place_of_a_copy_holds_nothing_up(tmp_path: Path) -> None:
+    job(tmp_path, Store()).complete(NEVER)
+    (data,) = tmp_path.glob("*/data")
+    data.unlink()
+    os.mkfifo(data)
+    assert read(Store(), tmp_path) == DATA
+
+
 def read(store: Store, directory: Path, begin: int = 0, end: int = SIZE, step: int = SIZE) -> bytes:
     entry = DiskCopies(Limit(str(directory), None)).entry(store.name, store.identity, SIZE)
     assert entry is not None

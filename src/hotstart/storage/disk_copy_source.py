@@ -32,7 +32,8 @@ class CopiedSource:
         self._fd = -1
         for path in (entry.partial, entry.data):
             with suppress(OSError):
-                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                # Nothing that lies there is the reason that a start fails or hangs, a FIFO neither.
+                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                 break
 
     def read_into(self, buffer: memoryview, offset: int, cancel: Cancel) -> None:
