@@ -335,7 +335,10 @@ class Afterwards:
             if not self._cancel.is_set():
                 self._finish()
         except Exception as error:
-            self._say(logging.WARNING, f"nothing more is copied or compared: {type(error).__name__}: {error}")
+            # Where a program of the Python API ends, what it had not done yet is no news.
+            if threading.main_thread().is_alive():
+                found = f"{type(error).__name__}: {error}"
+                self._say(logging.WARNING, f"nothing more is copied or compared: {found}")
         finally:
             for job in self._jobs.values():
                 job.close()
