@@ -335,8 +335,8 @@ class Afterwards:
             if not self._cancel.is_set():
                 self._finish()
         except Exception as error:
-            # Where a program of the Python API ends, what it had not done yet is no news.
-            if threading.main_thread().is_alive():
+            # Where a program of the Python API ends no thread can be begun: that is no news.
+            if "interpreter shutdown" not in str(error):
                 found = f"{type(error).__name__}: {error}"
                 self._say(logging.WARNING, f"nothing more is copied or compared: {found}")
         finally:
