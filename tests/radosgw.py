@@ -24,8 +24,8 @@ PROGRAMS = ("ceph", "ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "monmapt
 ABSENT = ", ".join(name for name in PROGRAMS if shutil.which(name) is None)
 """Programs that are not installed; empty: it can be started."""
 _SECONDS = 60.0
-_LOST_RACE = "wrong fsid"
-"""What the monitor answers to a command that is sent before its sender knows the cluster."""
+_LOST_RACES = ("wrong fsid", "problem getting command descriptions")
+"""What the monitor answers to a command that is sent before it, or its sender, knows the cluster."""
 
 
 class RadosGateway:
@@ -142,8 +142,9 @@ class RadosGateway:
             if done.returncode == 0:
                 return done.stdout.decode(errors="replace")
             said = done.stderr.decode(errors="replace")[-2000:]
-            if _LOST_RACE not in said:
+            if not any(race in said for race in _LOST_RACES):
                 break
+            time.sleep(0.5)  # it is starting: nothing tells when it has
         raise AssertionError(f"{command[0]}: {said}")
 
     def _spawn(self, *command: str) -> None:
