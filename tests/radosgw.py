@@ -124,7 +124,7 @@ class RadosGateway:
         self._wait()
 
     def _spawn_osd(self, with_config: tuple[str, ...]) -> None:
-        """Again where it ends at once: see ``_LOST_RACE``."""
+        """Again where it ends at once: see ``_LOST_RACES``."""
         for _ in range(8):
             self._spawn("ceph-osd", "-f", *with_config, "-i", "0")
             while self._processes[-1].poll() is None:
