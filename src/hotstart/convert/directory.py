@@ -7,7 +7,6 @@ the process. Failure: what a killed process left is removed by the next conversi
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -18,6 +17,7 @@ from hotstart.config.paths import absolute
 from hotstart.convert.target import Digesting, Output
 from hotstart.errors import ConfigError, HotstartError, StorageError
 from hotstart.storage.access import owner, who
+from hotstart.storage.temporary import lock as lock_directory
 from hotstart.units import format_size
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -136,7 +136,7 @@ class Directory:
         try:
             self._remove_abandoned(prefix)
             self._filling = tempfile.mkdtemp(prefix=prefix, dir=self._parent)
-            self._lock = _locked(self._filling)
+            self._lock = lock_directory(self._filling)
             umask = os.umask(0)
             os.umask(umask)
             os.chmod(self._filling, 0o777 & ~umask)
@@ -148,7 +148,7 @@ class Directory:
             left = [entry.path for entry in entries if entry.name.startswith(prefix)]
         for path in left:
             with suppress(OSError):
-                lock = _locked(path)
+                lock = lock_directory(path)
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(lock)
 
@@ -211,14 +211,3 @@ def _sync(directory: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _locked(directory: str) -> int:
-    """The descriptor that holds the lock. Raises OSError where another process has it."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd

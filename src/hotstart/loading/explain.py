@@ -15,7 +15,7 @@ from msgspec import Struct
 from hotstart.checkpoint.base import Checkpoint, ShardFile
 from hotstart.checkpoint.wording import count
 from hotstart.device import host
-from hotstart.loading.choice import ROOMY, Choice, choose_all, choose_for_gpu, in_flight
+from hotstart.loading.choice import COLD, ROOMY, Choice, choose_all, choose_for_gpu, in_flight
 from hotstart.loading.image import STEP
 from hotstart.loading.options import Ring
 from hotstart.storage.mounts import Mount
@@ -24,9 +24,6 @@ from hotstart.units import format_rate, format_seconds, format_size
 if TYPE_CHECKING:
     from hotstart.loading.probe import Probe
     from hotstart.loading.rates import Rate
-
-_COLD = 0.05
-"""Share in the page cache that changes no rate."""
 
 
 class FilePlan(Struct, frozen=True):
@@ -70,7 +67,7 @@ class Plan(Struct, frozen=True):
         page cache the time says how busy the machine was, and nothing of any storage.
         """
         return len(self.groups) == 1 and all(
-            each.choice.known and each.choice.resident < _COLD for each in self.files
+            each.choice.known and each.choice.resident < COLD for each in self.files
         )
 
 

@@ -24,8 +24,6 @@ class CopiedSource:
         self.size = inner.size
         self.identity = inner.identity
         self.entry = entry
-        self.from_disk = 0
-        """Bytes."""
         self._inner = inner
         self._lock = threading.Lock()
         self._table = entry.table()
@@ -77,7 +75,6 @@ class CopiedSource:
             if not right:
                 self._table.forget(index)
                 return False
-            self.from_disk += len(part)
         if not whole:
             part[:] = chunk[offset - begin : offset - begin + len(part)]
         return True

@@ -27,7 +27,7 @@ def temporary_directory(prefix: str) -> str:
         with suppress(OSError):
             _remove_abandoned(place, prefix)
             directory = tempfile.mkdtemp(prefix=prefix, dir=place)
-            _lock(directory)  # held until the process ends
+            lock(directory)  # held until the process ends
             _OWNED.append(directory)
             return directory
     raise StorageError(
@@ -55,12 +55,13 @@ def _remove_abandoned(place: str, prefix: str) -> None:
         ]
     for path in left:
         with suppress(OSError):
-            fd = _lock(path)
+            fd = lock(path)
             shutil.rmtree(path, ignore_errors=True)
             os.close(fd)
 
 
-def _lock(directory: str) -> int:
+def lock(directory: str) -> int:
+    """The descriptor that holds a directory's lock. Raises OSError where another process has it."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
