@@ -90,7 +90,7 @@ class StreamStore:
             raise ModelError(
                 f"{self._library} ended without {count(len(missing), 'tensor')}: {few(missing)}",
                 expected="every tensor of the files",
-                advice="Leave --load-format out to read the same files with hotstart's own reader",
+                advice="Copy or convert the files again; hotstart check tells what their headers hold",
             )
 
     def may_release(self, slot: str) -> bool:
