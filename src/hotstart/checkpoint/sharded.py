@@ -19,6 +19,7 @@ from hotstart.checkpoint.sharded_names import (
     Rank,
     Shards,
     find_shards,
+    pattern_for,
     sizes_of,
 )
 from hotstart.checkpoint.wording import count, few
@@ -27,8 +28,6 @@ from hotstart.errors import HotstartError, ModelError, raise_all
 if TYPE_CHECKING:
     from hotstart.checkpoint.remote import ObjectFolder
 
-FORMATS = ("sharded_state", "runai_streamer_sharded")
-"""Values of ``--load-format`` that read them."""
 _MOST_PARTS = 10_000
 
 
@@ -72,7 +71,7 @@ def _listed(folder: Folder, rank: Rank, pattern: str | None) -> Mapping[str, int
 
 def _asked(folder: ObjectFolder, rank: Rank, pattern: str | None) -> dict[str, int]:
     """Of a web server, which lists nothing: the rank's parts one by one, and a rank that must not be."""
-    known = Pattern(pattern or (PP_PATTERN if rank.pp_size > 1 else TP_PATTERN))
+    known = Pattern(pattern or pattern_for(rank.pp_size))
 
     def size(tp: int, pp: int, part: int) -> dict[str, int]:
         name = known.write(tp, pp, part)
@@ -108,7 +107,7 @@ def _one_pattern(
             advice="Move one of them away, or say which it is: --model-loader-extra-config "
             f'\'{{"pattern": "{found[0].pattern}"}}\'',
         )
-    wanted = pattern or (PP_PATTERN if rank.pp_size > 1 else TP_PATTERN)
+    wanted = pattern or pattern_for(rank.pp_size)
     others = find_shards(names)
     plain = any(name.endswith(".safetensors") for name in names)
     if others:

@@ -15,6 +15,8 @@ from msgspec import Struct
 
 from hotstart.errors import ConfigError
 
+LOAD_FORMATS = ("sharded_state", "runai_streamer_sharded")
+"""Values of ``--load-format`` that read them."""
 TP_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 PP_PATTERN = "model-pp-{pp_rank}-tp-{tp_rank}-part-{part}.safetensors"
 _FIELDS = {"rank": "tp", "tp_rank": "tp", "pp_rank": "pp", "part": "part"}
@@ -131,6 +133,11 @@ class Shards(Struct, frozen=True):
         pattern = Pattern(self.pattern)
         absent = set(range(max(parts, default=-1))) - parts
         return [pattern.write(rank.tp_rank, rank.pp_rank, part) for part in sorted(absent)]
+
+
+def pattern_for(stages: int) -> str:
+    """vLLM's own, for so many stages."""
+    return PP_PATTERN if stages > 1 else TP_PATTERN
 
 
 def find_shards(names: Iterable[str], patterns: Sequence[str] = (TP_PATTERN, PP_PATTERN)) -> list[Shards]:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from hotstart.storage.source import Source
 
 DEFAULT_NAME = "model.tensors"
+RANK_NAME = "model-rank-%03d.tensors"
+"""Of each of several ranks."""
+KEY_BYTES = 32
 MARKER = "vllm_tensorized_marker"
 """A tensor by which vLLM knows its own files; as the library writes it, with a dot before."""
 MAX_INDEX = 256 << 20
@@ -91,18 +94,19 @@ def open_tensorizer(
 
 
 def _check_key(path: str) -> None:
-    """Raise ConfigError for what is no key file: it has 32 bytes."""
+    """Raise ConfigError for what is no key file."""
     try:
         with open(path, "rb") as file:
-            length = len(file.read(64))
+            length = len(file.read(KEY_BYTES + 1))
     except OSError as error:
         raise ConfigError(
             f"encryption_keyfile {path} cannot be read: {error.strerror}", expected="a file of this machine"
         ) from None
-    if length != 32:
+    if length != KEY_BYTES:
+        found = f"more than {KEY_BYTES}" if length > KEY_BYTES else str(length)
         raise ConfigError(
-            f"encryption_keyfile {path} has {length if length < 64 else 'more than 32'} bytes",
-            expected="the 32 bytes of a key, as hotstart convert tensorizer --encrypt wrote them",
+            f"encryption_keyfile {path} has {found} bytes",
+            expected=f"the {KEY_BYTES} bytes of a key, as hotstart convert tensorizer --encrypt wrote them",
         )
 
 

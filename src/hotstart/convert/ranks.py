@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hotstart.checkpoint.base import TensorRef
+from hotstart.checkpoint.sharded_names import Pattern, pattern_for
 from hotstart.convert.job import Plan
 from hotstart.convert.origin import Origin
 from hotstart.convert.planned import Columns, Constant, Piece, Planned, PlannedFile, Stretch, split
@@ -17,7 +18,7 @@ from hotstart.models.fused_names import (
     FusedTensor,
     fused_tensors,
     indivisible,
-    layer_of,
+    layers_of,
     scale_names,
     sizes_that_divide,
 )
@@ -35,15 +36,11 @@ def plan_ranks(origin: Origin, tensor_parallel: int, pipeline_parallel: int, par
     not fit its configuration or an architecture that is not supported.
     """
     files = []
+    pattern = Pattern(pattern_for(pipeline_parallel))
     stages = rank_tensors(origin, tensor_parallel, pipeline_parallel)
     for stage, tensors in enumerate(stages):
         for part, run in enumerate(split(tensors, part_size)):
-            names = [
-                f"model-rank-{rank}-part-{part}.safetensors"
-                if pipeline_parallel == 1
-                else f"model-pp-{stage}-tp-{rank}-part-{part}.safetensors"
-                for rank in range(tensor_parallel)
-            ]
+            names = [pattern.write(rank, stage, part) for rank in range(tensor_parallel)]
             files.append(PlannedFile(tuple(names), tuple(run)))
     return Plan(tuple(files))
 
@@ -73,7 +70,7 @@ def _check_sizes(specs: Sequence[WeightSpec], tensor_parallel: int, pipeline_par
             f"--tensor-parallel-size {tensor_parallel} does not divide {', '.join(undivided)}",
             expected=f"one of {possible}",
         )
-    layers = 1 + max((layer_of(spec.slot) or 0 for spec in specs), default=0)
+    layers = layers_of(specs)
     if pipeline_parallel > layers:
         raise ConfigError(
             f"--pipeline-parallel-size {pipeline_parallel} is more than the model has layers",

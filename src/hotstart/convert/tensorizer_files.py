@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from hotstart.checkpoint.tensorizer import DEFAULT_NAME, KEY_BYTES, MARKER, RANK_NAME
 from hotstart.config.load_formats import FORMATS
 from hotstart.config.paths import absolute
 from hotstart.convert.job import Plan, Writer
@@ -21,19 +22,14 @@ from hotstart.convert.ranks import rank_tensors
 from hotstart.convert.reading import Reader, Write
 from hotstart.convert.target import Target
 from hotstart.errors import ConfigError, HotstartError, StorageError
-from hotstart.models.fused_names import SCALES
+from hotstart.models.fused_names import is_scale
 from hotstart.models.spec import DTYPES
 from hotstart.storage.access import read_error
 
-_KEY_BYTES = 32
-_MARKER = ".vllm_tensorized_marker"
-
 
 def plan_tensorizer(origin: Origin, tensor_parallel: int) -> Plan:
-    """A file for each rank, ``model.tensors`` of a single one. Raises ConfigError and ModelError."""
-    names = [f"model-rank-{rank:03}.tensors" for rank in range(tensor_parallel)]
-    if tensor_parallel == 1:
-        names = ["model.tensors"]
+    """A file for each rank. Raises ConfigError and ModelError."""
+    names = [RANK_NAME % rank for rank in range(tensor_parallel)] if tensor_parallel > 1 else [DEFAULT_NAME]
     (tensors,) = rank_tensors(origin, tensor_parallel)
     return Plan((PlannedFile(tuple(names), tuple(tensors)),))
 
@@ -99,7 +95,7 @@ def _write_tensors(
 
     def put(tensor: Planned) -> None:
         nonlocal number
-        kind = kinds.BUFFER if tensor.name.endswith(SCALES) else kinds.PARAM
+        kind = kinds.BUFFER if is_scale(tensor.name) else kinds.PARAM
         dtype = getattr(torch, DTYPES[tensor.dtype][0])
         for serializer, data in zip(serializers, buffers, strict=True):
             value = torch.frombuffer(data, dtype=dtype).reshape(tensor.shape)
@@ -110,22 +106,22 @@ def _write_tensors(
 
     reader.deliver(file.tensors, begin, put)
     for serializer in serializers:
-        serializer.write_tensor(number, _MARKER, kinds.PARAM, torch.tensor((1,), device="meta"))
+        serializer.write_tensor(number, f".{MARKER}", kinds.PARAM, torch.tensor((1,), device="meta"))
 
 
 def _read_key(keyfile: str) -> bytes:
     path = absolute(keyfile)
-    make = f"Make one that nobody else can read: (umask 077; head -c {_KEY_BYTES} /dev/urandom > {keyfile})"
+    make = f"Make one that nobody else can read: (umask 077; head -c {KEY_BYTES} /dev/urandom > {keyfile})"
     if not os.path.lexists(path):
         raise ConfigError(f"--encrypt {keyfile} does not exist", expected="a file with a key", advice=make)
     try:
         with open(path, "rb") as file:
-            key = file.read(_KEY_BYTES + 1)
+            key = file.read(KEY_BYTES + 1)
     except OSError as error:
         raise read_error(path, error) from None
-    if len(key) != _KEY_BYTES:
-        found = f"more than {_KEY_BYTES}" if len(key) > _KEY_BYTES else str(len(key))
+    if len(key) != KEY_BYTES:
+        found = f"more than {KEY_BYTES}" if len(key) > KEY_BYTES else str(len(key))
         raise ConfigError(
-            f"--encrypt {keyfile} has {found} bytes", expected=f"a key of {_KEY_BYTES} bytes", advice=make
+            f"--encrypt {keyfile} has {found} bytes", expected=f"a key of {KEY_BYTES} bytes", advice=make
         )
     return key

@@ -6,22 +6,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hotstart.checkpoint.layout import open_checkpoint
+from hotstart.checkpoint.sharded_names import LOAD_FORMATS, Rank
 from hotstart.loading.match import Matched, match
 
 if TYPE_CHECKING:
     from hotstart.checkpoint.base import Checkpoint
     from hotstart.checkpoint.folder import Folder
-    from hotstart.checkpoint.sharded_names import Rank
     from hotstart.config.settings import Config
     from hotstart.models.spec import WeightSpec
-
-_SHARDED = ("sharded_state", "runai_streamer_sharded")
 
 
 def open_weights(folder: Folder, config: Config) -> Checkpoint:
     """Choose the weight files and read their headers. Raises ModelError, StorageError and ConfigError."""
     load = config.load
-    if load.load_format in _SHARDED:
+    if load.load_format in LOAD_FORMATS:
         from hotstart.checkpoint.sharded import open_sharded
 
         pattern = load.model_loader_extra_config.get("pattern")
@@ -37,7 +35,7 @@ def open_weights(folder: Folder, config: Config) -> Checkpoint:
 
 def match_weights(specs: Sequence[WeightSpec], checkpoint: Checkpoint, config: Config) -> Matched:
     """As :func:`hotstart.loading.match.match`, of a checkpoint that :func:`open_weights` has opened."""
-    if config.load.load_format in _SHARDED:
+    if config.load.load_format in LOAD_FORMATS:
         from hotstart.loading.rank import match_rank
 
         return match_rank(specs, checkpoint, rank_of(config), config.model.dtype)
@@ -55,6 +53,4 @@ def match_weights(specs: Sequence[WeightSpec], checkpoint: Checkpoint, config: C
 
 def rank_of(config: Config) -> Rank:
     """The rank that this process is: there is one."""
-    from hotstart.checkpoint.sharded_names import Rank
-
     return Rank(config.parallel.tensor_parallel_size, 0, config.parallel.pipeline_parallel_size, 0)

@@ -21,18 +21,15 @@ from hotstart.checkpoint.wording import count, few
 from hotstart.errors import ModelError
 from hotstart.loading.match import Matched, match
 from hotstart.models.fused_names import (
-    SCALES,
     VOCABULARY,
-    fused_name,
     fused_tensors,
     indivisible,
+    is_fused,
+    is_scale,
     layer_of,
     sizes_that_divide,
 )
 from hotstart.models.spec import WeightSpec
-
-_FUSED = (".qkv_proj.", ".gate_up_proj.")
-_SCALES = tuple(f".attn.{scale}" for scale in SCALES)
 
 
 class RankPlan(Struct, frozen=True):
@@ -92,7 +89,7 @@ def match_named(
             for name in spec.stored if spec.alias_of in stored else ():
                 tensors.pop(name, None)
         checkpoint = replace(checkpoint, tensors=tensors)
-    if any(fused in name for name in checkpoint.tensors for fused in _FUSED):
+    if any(map(is_fused, checkpoint.tensors)):
         return match_rank(specs, checkpoint, Rank(), dtype)
     return match(specs, checkpoint, dtype)
 
@@ -106,12 +103,8 @@ def rank_specs(specs: Sequence[WeightSpec], rank: Rank) -> list[WeightSpec]:
         )
     own = []
     for tensor in fused_tensors(specs, rank.pp_size, rank.pp_rank):
-        first = tensor.specs[0]
-        shape = list(tensor.shape(rank.tp_rank, rank.tp_size))
-        if first.slot in VOCABULARY:
-            shape[0] = sum(part.count for part in tensor.slices(rank.tp_rank, rank.tp_size))
-        names = dict.fromkeys([*tensor.names, *map(fused_name, first.stored)])
-        own.append(replace(first, stored=tuple(names), shape=tuple(shape), at=0, shard=None))
+        shape = tensor.used_shape(rank.tp_rank, rank.tp_size)
+        own.append(replace(tensor.specs[0], stored=tensor.accepted, shape=shape, at=0, shard=None))
     slots = {spec.slot for spec in own}
     last = rank.pp_rank == rank.pp_size - 1
     return own + [spec for spec in specs if spec.alias_of in slots and last]
@@ -177,7 +170,7 @@ def _used(checkpoint: Checkpoint, own: Sequence[WeightSpec], padded: dict[str, i
 
     ``padded``: rows by slot, as they are stored.
     """
-    tensors = {name: ref for name, ref in checkpoint.tensors.items() if not name.endswith(_SCALES)}
+    tensors = {name: ref for name, ref in checkpoint.tensors.items() if not is_scale(name)}
     for spec in own:
         for name in spec.stored if spec.slot in padded else ():
             ref = tensors.get(name)

@@ -3,7 +3,9 @@
 vLLM stacks q, k and v (``qkv_proj``) and gate and up (``gate_up_proj``) before it saves a worker's
 state, and pads the vocabulary to whole 64s. Pre-sharded and Tensorizer checkpoints hold its tensors
 under its names. What is written here is ``QKVParallelLinear``, ``MergedColumnParallelLinear``,
-``RowParallelLinear``, ``VocabParallelEmbedding`` and ``get_pp_indices`` of vLLM 0.32.
+``RowParallelLinear``, ``VocabParallelEmbedding`` and ``get_pp_indices`` of vLLM 0.32. Those who read such
+files and those who write them have it from here; how the files are called is for
+:mod:`hotstart.checkpoint.sharded_names` and :mod:`hotstart.checkpoint.tensorizer`.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from msgspec import Struct
 
 from hotstart.models.spec import WeightSpec
 
-PADDED_TO = 64
-"""Rows of the vocabulary come in multiples of it."""
 VOCABULARY = ("embed", "head")
 """Slots whose rows are tokens."""
-SCALES = ("_k_scale", "_prob_scale", "_q_scale", "_v_scale")
-"""Buffers of each attention layer in vLLM's state, float32 and 1.0 where nothing is quantised."""
 
+_PADDED_TO = 64
+"""Rows of the vocabulary come in multiples of it."""
+_SCALES = tuple(f"attn.{kind}_scale" for kind in ("_k", "_prob", "_q", "_v"))
+"""Buffers of each attention layer in vLLM's state, float32 and 1.0 where nothing is quantised."""
 _FUSED = (
     (re.compile(r"\.[qkv]_proj\."), ".qkv_proj."),
     (re.compile(r"\.(gate|up)_proj\."), ".gate_up_proj."),
@@ -62,6 +64,11 @@ class FusedTensor(Struct, frozen=True):
         """In a file."""
         return self.names[0]
 
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """What a file may call it: also by other names that its family has for a plain checkpoint's."""
+        return tuple(dict.fromkeys([*self.names, *map(fused_name, self.specs[0].stored)]))
+
     def slices(self, rank: int, size: int) -> tuple[Slice, ...]:
         """What one of ``size`` ranks holds of each stored tensor; ask :func:`indivisible` first."""
         return tuple(_slice(spec, rank, size) for spec in self.specs)
@@ -71,10 +78,16 @@ class FusedTensor(Struct, frozen=True):
         shapes = [each.shape for each in self.slices(rank, size)]
         return (sum(shape[0] for shape in shapes), *shapes[0][1:]) if shapes[0] else ()
 
+    def used_shape(self, rank: int, size: int) -> tuple[int, ...]:
+        """The same without rows that only pad."""
+        shape = self.shape(rank, size)
+        padding = sum(each.padding for each in self.slices(rank, size))
+        return (shape[0] - padding, *shape[1:]) if padding else shape
+
 
 def fused_tensors(specs: Sequence[WeightSpec], stages: int = 1, stage: int = 0) -> list[FusedTensor]:
     """The tensors of one of ``stages``, in the order of the model."""
-    layers = stage_layers(1 + max((layer_of(spec.slot) or 0 for spec in specs), default=0), stages, stage)
+    layers = stage_layers(layers_of(specs), stages, stage)
     first, last = stage == 0, stage == stages - 1
     inside = [layer_of(spec.slot) is not None for spec in specs]
     behind = len(inside) - inside[::-1].index(True) if True in inside else 0
@@ -98,9 +111,14 @@ def fused_tensors(specs: Sequence[WeightSpec], stages: int = 1, stage: int = 0) 
 
 
 def scale_names(tensors: Sequence[FusedTensor]) -> list[str]:
-    """The names of :data:`SCALES` of all attention layers among ``tensors``."""
+    """The scales of all attention layers among ``tensors``, which :func:`is_scale` knows again."""
     found = [match for tensor in tensors if (match := _ATTENTION.fullmatch(tensor.name))]
-    return [f"{match[1]}attn.{scale}" for match in found for scale in SCALES]
+    return [match[1] + scale for match in found for scale in _SCALES]
+
+
+def is_scale(name: str) -> bool:
+    """Whether it is a buffer of attention layers in vLLM's state, and no weight."""
+    return name.endswith(tuple(f".{scale}" for scale in _SCALES))
 
 
 def indivisible(specs: Sequence[WeightSpec], size: int) -> list[str]:
@@ -126,6 +144,16 @@ def fused_name(name: str) -> str:
     for part, whole in _FUSED:
         name = part.sub(whole, name)
     return name
+
+
+def is_fused(name: str) -> bool:
+    """Whether only vLLM has a tensor of that name: several stored ones, stacked."""
+    return any(whole in name for _, whole in _FUSED)
+
+
+def layers_of(specs: Sequence[WeightSpec]) -> int:
+    """How many layers a model has, one at least."""
+    return 1 + max((layer_of(spec.slot) or 0 for spec in specs), default=0)
 
 
 def layer_of(name: str) -> int | None:
@@ -162,4 +190,4 @@ def _slice(spec: WeightSpec, rank: int, size: int) -> Slice:
 
 
 def _padded(spec: WeightSpec) -> int:
-    return -(-spec.shape[0] // PADDED_TO) * PADDED_TO
+    return -(-spec.shape[0] // _PADDED_TO) * _PADDED_TO
