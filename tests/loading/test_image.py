@@ -26,7 +26,7 @@ from hotstart.loading.choice import choose
 from hotstart.loading.image import STEP, Image
 from hotstart.loading.image_store import ImageStore
 from hotstart.models.spec import WeightSpec
-from hotstart.storage.mounts import mount_of
+from hotstart.storage.mounts import Mount, mount_of
 from hotstart.storage.residency import resident_fraction
 from hotstart.storage.source import ReadCancelled
 from hotstart.units import format_seconds
@@ -319,14 +319,18 @@ def test_ordered_strategy_does_not_fall_back(disk: Path, monkeypatch: pytest.Mon
         Image(checkpoint, strategy="map")
 
 
-def test_file_of_a_local_disk_is_mapped_and_read_ahead_where_it_is_cold(disk: Path) -> None:
+@pytest.mark.parametrize(("window", "rival"), [(128 << 10, "direct"), (4 << 20, "")])
+def test_file_of_a_local_disk_is_mapped_and_read_ahead_where_it_is_cold(
+    window: int, rival: str, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Mount, "window", window)
     checkpoint = write_large(disk)
     file = checkpoint.files[0]
     warm = choose(file)
     assert (warm.strategy, warm.reason, warm.rival) == ("map", "100% resident in the page cache", "")
     cold(checkpoint)
     chosen = choose(file)
-    assert (chosen.strategy, chosen.rival) == ("map", "direct")
+    assert (chosen.strategy, chosen.rival) == ("map", rival)
     assert chosen.reason == "0% resident in the page cache; the rest is read ahead into it"
 
 

@@ -14,9 +14,16 @@ from checkpoint_files import file_of
 from hotstart.loading import image as image_module
 from hotstart.loading import opened as opened_module
 from hotstart.loading.image import STEP, Image
+from hotstart.storage.mounts import Mount
 from hotstart.storage.residency import resident_fraction
 from hotstart.units import format_rate
 from image_files import cold, write_large
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel reads little ahead by itself, as on most machines."""
+    monkeypatch.setattr(Mount, "window", 128 << 10)
 
 
 class Disk:

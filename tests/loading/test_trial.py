@@ -77,3 +77,9 @@ def test_what_was_measured_is_told() -> None:
     trial = Trial("map", "direct", readers=1)
     answer(trial, 9, 0.004, 0.002)
     assert str(trial) == "map 262 MB/s a reader, direct 524 MB/s, measured on 4.19 MB"
+
+
+def test_how_later_steps_will_be_read_is_known_before_they_are_taken() -> None:
+    trial = Trial("map", "direct", readers=2)
+    expected = [trial.coming(later) for later in range(20)]
+    assert [trial.next()[0] for _ in range(20)] == expected

@@ -2,10 +2,12 @@
 
 Safetensors bytes are final, so a tensor is a view of its file's image. A file of a local disk is
 mapped. Where its pages are resident nothing is read: threads enter them into the page table while
-imports run. Where they are not, the threads ask for them some steps ahead, so that the device is
-never idle: nothing is copied, no memory is cleared only to be overwritten, and the next start finds
-the pages. If the first steps of a large load come clearly faster past the page cache
-(:mod:`hotstart.loading.trial`), the others are read that way, into memory laid over the mapping. Files
+imports run. Where they are not, nothing is copied either, no memory is cleared only to be overwritten,
+and the next start finds the pages. On a device that the kernel reads far ahead of, each thread goes
+through a large region in order, with a descriptor of its own: the page cache then takes large pages,
+for a tenth of the processor time. On others the threads ask for pages some steps ahead, so that the
+device is never idle; if the first steps of a large load come clearly faster past the page cache
+(:mod:`hotstart.loading.trial`), the rest is read that way, into memory laid over the mapping. Files
 of other file systems are read into memory congruent to them.
 
 While ``import torch`` runs, no call may hold the memory-map lock for long, or dlopen waits: every
@@ -40,8 +42,12 @@ from hotstart.storage.source import ReadCancelled
 from hotstart.units import format_size
 
 STEP = 8 << 20
-_AHEAD = 4
+_AHEAD = 8
 """Steps between the one that is entered into the page table and the one that is asked for."""
+_REGION = 128 << 20
+"""Bytes that one reader goes through in order where the kernel reads ahead of it by itself."""
+_MAPPINGS = 4096
+"""At most, of such regions: a process may have some 65 000."""
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MAP_FIXED = 22, 23, 0x10
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -82,10 +88,12 @@ class Image:
         if host.memory().available < ROOMY * self.total:
             for each in self._files:
                 each.opened.drop_behind()
-        self._steps = self._plan()
+        first, most = in_flight(self.choices, readers)
+        self._steps = self._plan(most)
+        self._taken = self._asked = 0
+        """Steps that readers have taken, and steps that the kernel was asked to read ahead."""
         distant = any(file.opened.choice.strategy == "ranges" for file in self._files)
         self._pace = Pace(STEP, distant=distant)
-        first, most = in_flight(self.choices, readers)
         self._flow = Flow(first, min(most, len(self._steps))) if distant else Flow.of_files()
         self._readers = min(most, len(self._steps))
         """At most; as many as the flow admits are begun."""
@@ -163,16 +171,18 @@ class Image:
         """The image of a file; writable, private to this process."""
         return self._files[file].memory
 
-    def _plan(self) -> list[_Step]:
+    def _plan(self, readers: int) -> list[_Step]:
         """Steps in file order; files that are read come before files that are mapped."""
+        # Whom the kernel reads ahead of goes through a large region in order.
+        whole = self.total // STEP
+        region = max(1, min(_REGION // STEP, -(-whole // readers)), whole // _MAPPINGS) * STEP
         steps = [
-            _Step(file, offset, min(offset + STEP, file.size))
+            _Step(file, offset, min(offset + length, file.size))
             for file in self._files
-            for offset in range(0, file.size, STEP)
+            for length in (region if file.opened.choice.streams else STEP,)
+            for offset in range(0, file.size, length)
         ]
-        steps.sort(key=lambda step: step.file.opened.choice.strategy == "map")
-        steps.reverse()
-        return steps
+        return sorted(steps, key=lambda step: step.file.opened.choice.strategy == "map")
 
     def _begin_readers(self) -> None:
         """As many as may read: threads that only wait for their turn would still be woken for each read."""
@@ -207,28 +217,36 @@ class Image:
         """Take the next step; False when there is none."""
         with self._flow.reading(STEP):
             with self._lock:
-                if not self._steps:
+                if self._taken == len(self._steps):
                     return False
-                step = self._steps.pop()
-                later = self._steps[-_AHEAD] if len(self._steps) >= _AHEAD else None
-            if later is not None and not self._tries(later.file):
+                step, ahead = self._steps[self._taken], self._ahead()
+                self._taken += 1
+                # In the order of the steps: what is not read ahead is a sample of the other way.
+                tried = self._trial.next() if self._trial is not None and step.file.opened.tried else None
+            for later in ahead:
                 later.file.expect(later.offset, later.end - later.offset)
-            self._bring(step)
+            self._bring(step, tried)
         self._begin_readers()
         return True
 
-    def _tries(self, file: _File) -> bool:
-        """Whether the next steps of a file are samples of two ways, which nothing must bring in before."""
-        return self._trial is not None and not self._trial.verdict and file.opened.tried
+    def _ahead(self) -> list[_Step]:
+        """Steps that the kernel is to read ahead now: none of those that a trial reads another way."""
+        begin, trial, tried = max(self._asked, self._taken), self._trial, 0
+        for number in range(self._taken, min(self._taken + _AHEAD + 1, len(self._steps))):
+            if trial is not None and self._steps[number].file.opened.tried:
+                if trial.coming(tried) != trial.ways[0]:
+                    break
+                tried += 1
+            self._asked = max(begin, number + 1)
+        return self._steps[begin : self._asked]
 
-    def _bring(self, step: _Step) -> None:
-        """Bring a step into memory, in reads that the storage answers in a fraction of a second."""
-        opened, trial, turn = step.file.opened, self._trial, None
-        way = opened.way(step.offset, step.end - step.offset)
-        if trial is not None and opened.tried:
-            way, turn = trial.next()
-        if way == "map":
-            step.file.expect(step.offset, step.end - step.offset)
+    def _bring(self, step: _Step, tried: tuple[str, int | None] | None) -> None:
+        """Bring a step into memory, in reads that the storage answers in a fraction of a second.
+
+        ``tried``: how the trial would have it, and the turn of which it is a sample.
+        """
+        opened, trial = step.file.opened, self._trial
+        way, turn = tried or (opened.way(step.offset, step.end - step.offset), None)
         try:
             seconds = self._fill(step, step.offset, way)
         except StorageError:
@@ -248,6 +266,7 @@ class Image:
         if way != "ranges":
             reading = self._watch.begin(step, file.opened.name, offset, attempt=attempt)
         try:
+            file.begin(offset, step.end, way)
             while offset < step.end and not self._cancel.is_set():
                 part = min(self._pace.length, step.end - offset)
                 began = time.monotonic()
@@ -267,6 +286,7 @@ class Image:
         finally:
             if reading is not None:
                 self._watch.finish(reading)
+            file.end(step.offset, step.end, way)
         return seconds
 
     def _count(self, nbytes: int, took: float) -> None:
@@ -336,6 +356,25 @@ class _File:
         self._view = memoryview((ctypes.c_ubyte * whole).from_address(self._address)).cast("B")
         self._over_mapping = self.is_mapped
 
+    def begin(self, offset: int, end: int, way: str) -> None:
+        """A reader will go through a range in order."""
+        if way != "map" or not self.opened.choice.streams:
+            return
+        try:
+            fd = self.opened.stream(offset)
+        except OSError:
+            return  # the kernel sees no order then; what else is wrong shows when the range is read
+        try:
+            self._replace(offset, end - offset, mmap.MAP_PRIVATE, fd)
+        finally:
+            os.close(fd)
+        _libc.madvise(self._address + offset, end - offset, mmap.MADV_SEQUENTIAL)
+
+    def end(self, offset: int, end: int, way: str) -> None:
+        """It has: from now on the range is read in any order, and to be kept as any other memory."""
+        if way == "map" and self.opened.choice.streams:
+            _libc.madvise(self._address + offset, end - offset, mmap.MADV_NORMAL)
+
     def fill(self, offset: int, length: int, way: str, cancel: threading.Event) -> None:
         """Bring ``length`` bytes at ``offset`` (a multiple of the page size) into memory.
 
@@ -356,7 +395,8 @@ class _File:
     def expect(self, offset: int, length: int) -> None:
         """Let the kernel begin to read a range that will be entered into the page table."""
         # Also where a part of the mapping has been replaced, for the rest of it is read through it still.
-        if self.opened.choice.reads_ahead and self._over_mapping:
+        choice = self.opened.choice
+        if choice.reads_ahead and not choice.streams and self._over_mapping:
             self.opened.read_ahead(offset, length)
 
     def reopen(self) -> None:
@@ -380,13 +420,17 @@ class _File:
     def _lay_over(self, offset: int, length: int) -> None:
         """Put empty memory in the place of a part of the mapping; writing there would read it first."""
         self.is_mapped = False
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-        at = _libc.mmap(self._address + offset, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-        if at != self._address + offset:
+        self._replace(offset, length, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def _replace(self, offset: int, length: int, flags: int, fd: int = -1) -> None:
+        """Map something else in the place of a part of the image."""
+        at, protection = self._address + offset, mmap.PROT_READ | mmap.PROT_WRITE
+        begin = 0 if fd < 0 else offset
+        if _libc.mmap(at, length, protection, flags | _MAP_FIXED, fd, begin) != at:
             why = os.strerror(ctypes.get_errno())
             raise EngineError(
                 f"No memory for {format_size(length)} of {self.opened.name}: {why}",
-                advice="Use --read-strategy map, which takes none",
+                advice="Lower what else runs on this machine, or raise vm.max_map_count (sysctl)",
             )
 
     def _map(self) -> mmap.mmap:

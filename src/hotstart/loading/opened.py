@@ -17,6 +17,9 @@ from hotstart.loading.trial import TRIAL_FROM, Trial
 from hotstart.storage.residency import resident_fraction
 from hotstart.storage.source import DIRECT_ALIGN, FileSource, Source
 
+_FIRST_READ = 256 << 10
+"""Bytes; the kernel's first window is four times as large as what was asked for, the next ones double."""
+
 
 class Opened:
     """``choice`` changes when the file system refuses it, or when the other way proves faster.
@@ -88,8 +91,29 @@ class Opened:
     def read_ahead(self, offset: int, length: int) -> None:
         """Let the kernel begin to bring a range into the page cache."""
         assert isinstance(self._cached, FileSource)
+        fd, end = self._cached.fileno(), offset + length
+        mount = self.choice.mount
+        piece = length if mount is None else mount.read_ahead
         with suppress(OSError):  # a file system that does not read ahead reads when it must
-            os.posix_fadvise(self._cached.fileno(), offset, length, os.POSIX_FADV_WILLNEED)
+            for begin in range(offset, end, piece):
+                os.posix_fadvise(fd, begin, min(piece, end - begin), os.POSIX_FADV_WILLNEED)
+
+    def stream(self, offset: int) -> int:
+        """A descriptor that the kernel takes for one that is read in order from ``offset`` on.
+
+        What it knows of a reader belongs to the open file, so each reader needs one. Raises OSError.
+        """
+        assert isinstance(self._cached, FileSource)
+        # By this name it is the same file even if another took its place.
+        fd = os.open(f"/proc/self/fd/{self._cached.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+        if offset:  # who begins elsewhere shows by two reads, one after the other, that he goes on
+            try:
+                os.pread(fd, mmap.PAGESIZE, offset)
+                os.pread(fd, _FIRST_READ, offset + mmap.PAGESIZE)
+            except BaseException:
+                os.close(fd)
+                raise
+        return fd
 
     def heed(self, trial: Trial) -> None:
         """Take the verdict as this file's choice, if it is one of those that were tried."""

@@ -35,12 +35,22 @@ class Trial:
     def next(self) -> tuple[str, int | None]:
         """How to read the next step, and the turn of which it is a sample: then :meth:`took` must follow."""
         with self._lock:
-            turn, place = divmod(self._asked - self._readers, 2 * self._readers)
+            way, turn, place = self._at(self._asked)
             self._asked += 1
-            if self.verdict or not 0 <= turn < len(self._turns):
-                return self.verdict or self.ways[0], None
             # The first steps of a turn are read beside the last ones of the turn before.
-            return self.ways[turn % 2], turn if place >= self._readers else None
+            return way, None if turn is None or place < self._readers else turn
+
+    def coming(self, later: int) -> str:
+        """How the step will be read, as far as is known, that so many others come before."""
+        with self._lock:
+            return self._at(self._asked + later)[0]
+
+    def _at(self, number: int) -> tuple[str, int | None, int]:
+        """The way of a step, and its place in a turn, if it has one."""
+        turn, place = divmod(number - self._readers, 2 * self._readers)
+        if self.verdict or not 0 <= turn < len(self._turns):
+            return self.verdict or self.ways[0], None, 0
+        return self.ways[turn % 2], turn, place
 
     def took(self, turn: int, nbytes: int, seconds: float) -> bool:
         """Learn from a sample; True for the one that brings the verdict."""

@@ -6,6 +6,7 @@ Everything comes from /proc/self/mountinfo (proc_pid_mountinfo(5)) and sysfs; no
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -18,6 +19,8 @@ NETWORK = frozenset(
 )
 """And every FUSE file system: what stands behind it cannot be seen from here."""
 MEMORY = frozenset({"tmpfs", "ramfs", "hugetlbfs", "devtmpfs"})
+_READ_AHEAD = 512 << 10
+"""Bytes; what most devices read ahead at once, where they do not tell."""
 _VIRTUAL_DISKS = ("vd", "xvd")
 """They call themselves rotational whatever is behind them."""
 _CONTAINER_ROOT = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"})
@@ -56,13 +59,31 @@ class Mount(Struct, frozen=True):
         """True: spinning disk; False: flash; None: no local block device, or unknown."""
         if os.path.basename(self.source).startswith(_VIRTUAL_DISKS):
             return None
+        told = self._of_queue("rotational")
+        return None if told is None else told == 1
+
+    @property
+    def window(self) -> int:
+        """Bytes that the kernel reads ahead of somebody who reads in order; 0: unknown."""
+        return (self._of_queue("read_ahead_kb") or 0) << 10
+
+    @property
+    def read_ahead(self) -> int:
+        """Bytes of a range that the kernel reads ahead for one call; of a longer range it forgets the rest.
+
+        Its ``force_page_cache_ra`` has this bound (mm/readahead.c).
+        """
+        request = self._of_queue("max_sectors_kb")
+        return _READ_AHEAD if request is None else max(self.window, request << 10)
+
+    def _of_queue(self, name: str) -> int | None:
+        """A number that the block device's queue has in sysfs; None: no local block device."""
         names = (f"/sys/dev/block/{self.device}", f"/sys/class/block/{os.path.basename(self.source)}")
         for device in filter(os.path.exists, names):
             for queue in ("queue", "../queue"):  # of the disk, or of a partition's disk
-                path = f"{os.path.realpath(device)}/{queue}/rotational"
-                if os.path.exists(path):
-                    with open(path) as file:
-                        return file.read().strip() == "1"
+                path = f"{os.path.realpath(device)}/{queue}/{name}"
+                with suppress(OSError, ValueError), open(path) as file:
+                    return int(file.read())
         return None
 
     def describe(self) -> str:
