@@ -15,7 +15,7 @@ from tensorizer import DecryptionParams, TensorDeserializer
 
 from hotstart.cli.main import main
 
-RECORDED = Path(__file__).with_name("recorded")
+RECORDED = Path(__file__).parents[1] / "recorded"
 MARKER = ".vllm_tensorized_marker"
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import tiny_models
 from hotstart.cli.main import main
 
-RECORDED = Path(__file__).with_name("recorded")
+RECORDED = Path(__file__).parents[1] / "recorded"
 STATES = sorted(path.name for path in RECORDED.iterdir() if "-tp" in path.name)
 
 

@@ -31,8 +31,7 @@ from object_servers import S3Server
 from sharded_files import TP, parameters, write_sharded
 
 VOCAB = 70
-RECORDED = Path(__file__).parent / "recorded" / "sharded"
-CONVERTED = Path(__file__).parents[1] / "convert" / "recorded"
+RECORDED = Path(__file__).parents[1] / "recorded"
 STATES = [
     pytest.param("qwen2", 2, 1, id="qwen2, 2 ranks"),
     pytest.param("qwen2", 4, 1, id="qwen2, more ranks than heads of keys"),
@@ -329,9 +328,10 @@ def test_an_embedding_of_other_rows_is_no_padding(plain: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("rank", [Rank(), Rank(2, 0), Rank(2, 1)], ids=str)
 def test_files_that_vllm_wrote_hold_the_plain_weights(rank: Rank) -> None:
-    """See recorded/sharded/README.md."""
-    plain = RECORDED / "plain"
-    plan = plan_rank(str(RECORDED / f"tp{rank.tp_size}"), specs(plain), rank)
+    """In two parts for one rank, and for two: see recorded/README.md."""
+    plain = RECORDED / "vocab-70"
+    files = "vocab-70-parts" if rank.tp_size == 1 else "vocab-70-tp2-pp1"
+    plan = plan_rank(str(RECORDED / files), specs(plain), rank)
     found, wanted = load(plan), expected(plain, rank)
     assert found.keys() == wanted.keys()
     for slot, tensor in found.items():
@@ -340,18 +340,18 @@ def test_files_that_vllm_wrote_hold_the_plain_weights(rank: Rank) -> None:
 
 @pytest.mark.parametrize(("name", "tp", "pp"), STATES)
 def test_ranks_that_vllm_wrote_add_up_to_the_plain_weights(name: str, tp: int, pp: int) -> None:
-    """See convert/recorded/README.md: columns and rows of all ranks, and every layer once."""
-    plain = load_file(CONVERTED / name / "model.safetensors")
+    """See recorded/README.md: columns and rows of all ranks, and every layer once."""
+    plain = load_file(RECORDED / name / "model.safetensors")
     found: dict[str, list[Tensor]] = {}
     for stage in range(pp):
         for rank in range(tp):
             plan = plan_rank(
-                str(CONVERTED / f"{name}-tp{tp}-pp{pp}"), specs(CONVERTED / name), Rank(tp, rank, pp, stage)
+                str(RECORDED / f"{name}-tp{tp}-pp{pp}"), specs(RECORDED / name), Rank(tp, rank, pp, stage)
             )
             for slot, tensor in load(plan).items():
                 found.setdefault(slot, []).append(tensor)
     assert torch.equal(torch.cat(found["embed"][:tp]), plain["model.embed_tokens.weight"])
-    for layer in range(config_of(CONVERTED / name)["num_hidden_layers"]):
+    for layer in range(config_of(RECORDED / name)["num_hidden_layers"]):
         for slot, stored in (("o", "self_attn.o_proj"), ("down", "mlp.down_proj")):
             whole = plain[f"model.layers.{layer}.{stored}.weight"]
             assert torch.equal(torch.cat(found[f"layers.{layer}.{slot}"], dim=1), whole)

@@ -18,7 +18,7 @@ from object_servers import S3Server
 from sharded_files import write_sharded
 
 Model = Callable[..., Path]
-RECORDED = Path(__file__).parent / "recorded" / "sharded"
+RECORDED = Path(__file__).parents[1] / "recorded"
 
 
 def loaded(
@@ -56,12 +56,14 @@ def test_a_sharded_checkpoint_gives_the_weights_of_the_plain_one(
 
 @pytest.mark.parametrize("load_format", ["sharded_state", "runai_streamer_sharded"])
 def test_files_that_vllm_padded_give_the_plain_weights(load_format: str) -> None:
-    """See recorded/sharded/README.md."""
-    assert_same(loaded(RECORDED / "tp1", load_format)[0], loaded(RECORDED / "plain", "auto")[0])
+    """See recorded/README.md."""
+    assert_same(loaded(RECORDED / "vocab-70-parts", load_format)[0], loaded(RECORDED / "vocab-70", "auto")[0])
 
 
 def test_the_library_is_handed_concurrency_and_limit_for_sharded_files_too() -> None:
-    _, weights = loaded(RECORDED / "tp1", "runai_streamer_sharded", concurrency=3, memory_limit=1 << 20)
+    _, weights = loaded(
+        RECORDED / "vocab-70-parts", "runai_streamer_sharded", concurrency=3, memory_limit=1 << 20
+    )
     assert weights.describe().startswith("runai-model-streamer ")
     assert "concurrency 3, memory limit 1.05 MB" in weights.describe()
 
@@ -90,9 +92,9 @@ def test_a_wrong_key_or_pattern_is_refused_before_anything_is_read(
     extra: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(HotstartError, match=message):
-        loaded(RECORDED / "tp1", "runai_streamer_sharded", **extra)
+        loaded(RECORDED / "vocab-70-parts", "runai_streamer_sharded", **extra)
 
 
 def test_a_plain_checkpoint_takes_no_pattern() -> None:
     with pytest.raises(HotstartError, match="has no key 'pattern'"):
-        loaded(RECORDED / "plain", "auto", pattern="m-{rank}-{part}.safetensors")
+        loaded(RECORDED / "vocab-70", "auto", pattern="m-{rank}-{part}.safetensors")

@@ -32,7 +32,7 @@ from object_servers import KEY, SECRET, NanioServer, OpenS3Server, S3Server
 from tensorizer_files import write_tensorizer
 
 Model = Callable[..., Path]
-RECORDED = Path(__file__).with_name("recorded")
+RECORDED = Path(__file__).parents[1] / "recorded"
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +109,11 @@ def test_limits_and_readers_change_nothing_in_the_weights(
 
 
 def test_a_file_that_vllm_wrote_gives_the_plain_weights(tmp_path: Path) -> None:
-    """See recorded/tensorizer/README.md. It has buffers of vLLM's, and a padded vocabulary."""
-    shutil.copy(RECORDED / "sharded/plain/config.json", tmp_path)
-    packed = (RECORDED / "tensorizer/model.tensors.gz").read_bytes()
+    """See recorded/README.md. It has buffers of vLLM's, and a padded vocabulary."""
+    shutil.copy(RECORDED / "vocab-70/config.json", tmp_path)
+    packed = (RECORDED / "vocab-70.tensors.gz").read_bytes()
     (tmp_path / "model.tensors").write_bytes(gzip.decompress(packed))
-    assert_same(loaded(tmp_path)[0], loaded(RECORDED / "sharded/plain", "auto")[0])
+    assert_same(loaded(tmp_path)[0], loaded(RECORDED / "vocab-70", "auto")[0])
 
 
 @pytest.mark.parametrize("marked", [True, False], ids=["vLLM's file", "another's file"])

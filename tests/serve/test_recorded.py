@@ -1,7 +1,7 @@
 """Requests that a real vLLM answered, asked of a real hotstart: the same statuses, fields and kinds.
 
-``recorded/`` holds the pairs and the command that served them. Values differ, since the model does;
-fields that were null in every answer are features of vLLM that nobody asked for.
+``recorded/answers.json`` holds the pairs and the command that served them. Values differ, since the model
+does; fields that were null in every answer are features of vLLM that nobody asked for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from running_server import RunningServer
 
-PAIRS = json.loads((Path(__file__).parent / "recorded" / "vllm-0.32.0.json").read_text())["pairs"]
+PAIRS = json.loads((Path(__file__).parents[1] / "recorded" / "answers.json").read_text())["pairs"]
 OWN_TO_A_BUILD = {"system_fingerprint"}
 
 
