@@ -24,7 +24,7 @@ R = TypeVar("R", bound=GenerationRequest)
 log = logging.getLogger("hotstart.frontend")
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
-_SSE_HEADERS = [
+SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -126,7 +126,7 @@ async def _stream(send: Send, answer: Answer) -> None:
     """Server-sent events. Headers wait for the first token, so that an early failure has its status."""
     generation = answer.generation
     deltas = await generation.take()
-    await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+    await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
     try:
         while True:
             events = answer.events(deltas)

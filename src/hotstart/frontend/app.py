@@ -30,6 +30,8 @@ def create_app(frontend: Frontend) -> ASGIApp:
         Route("/health", service.health, methods=["GET"]),
         Route("/readyz", service.health, methods=["GET"]),
         Route("/ping", service.health, methods=["GET", "POST"]),
+        Route("/startup", service.startup_page, methods=["GET"]),
+        Route("/startup/events", service.startup_events, methods=["GET"]),
         Route("/startup.json", service.startup_json, methods=["GET"]),
         Route("/version", service.version, methods=["GET"]),
         Route("/metrics", service.metrics, methods=["GET"]),

@@ -181,6 +181,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The parser's callback."""
         self._in_headers = False
+        # For answers without end to clients that take nothing.
+        self.scope["extensions"] = {"hotstart.abort": {"connection": self.transport.abort}}
         super().on_headers_complete()
         if not self.pipeline:
             self._running = self.cycle

@@ -29,6 +29,8 @@ OPEN_PATHS = frozenset(
         "/load",
         "/tokenize",
         "/detokenize",
+        "/startup",
+        "/startup/events",
         "/startup.json",
         "/openapi.json",
     ]

@@ -42,6 +42,8 @@ _OPERATIONS: tuple[tuple[str, str, str, type | None, type | None, tuple[int, ...
 )
 _TEXT_OPERATIONS = (
     ("/metrics", "Prometheus metrics", "text/plain"),
+    ("/startup", "The start as a page", "text/html"),
+    ("/startup/events", "The start as server-sent events", "text/event-stream"),
     ("/startup.json", "The timeline of the start", "application/json"),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
@@ -16,6 +17,9 @@ from hotstart.frontend.parsing import parse, read_body
 from hotstart.frontend.protocol import service as p
 from hotstart.frontend.startup import Checked, State
 
+if TYPE_CHECKING:
+    from hotstart.frontend.startup_page import EventStream, StartPage
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -24,6 +28,7 @@ class Service:
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
+        self._page: StartPage | None = None
 
     async def livez(self, request: Request) -> Response:
         """200 while the server starts, serves or drains; 503 once it failed or makes no progress."""
@@ -43,6 +48,22 @@ class Service:
         return _json(
             {"state": startup.state.value, **self._frontend.timeline.as_dict(), "engine": startup.ready}
         )
+
+    async def startup_page(self, request: Request) -> Response:
+        """The start as a page, live."""
+        return self._start_page().html()
+
+    async def startup_events(self, request: Request) -> EventStream:
+        """What brings the page to life."""
+        return self._start_page().events()
+
+    def _start_page(self) -> StartPage:
+        if self._page is None:
+            # Imported when somebody looks: a start that nobody looks at does not pay for it.
+            from hotstart.frontend.startup_page import StartPage
+
+            self._page = StartPage(self._frontend)
+        return self._page
 
     async def version(self, request: Request) -> Response:
         """The version of hotstart."""

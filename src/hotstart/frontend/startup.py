@@ -8,6 +8,7 @@ LOADING → READY → DRAINING → STOPPED
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -59,6 +60,8 @@ class Startup:
         self.state = State.LOADING
         self.checked: Checked | None = None
         self.ready: Ready | None = None
+        self.ready_at: float | None = None
+        """When it became ready, by ``time.monotonic()``."""
         self.failed: tuple[HotstartError, ...] = ()
         self.engine_exit: str | None = None
         self._lock = threading.Lock()
@@ -93,7 +96,7 @@ class Startup:
             if self.state in _ENDED:
                 return False
             self._enter(State.READY)
-            self.ready = ready
+            self.ready, self.ready_at = ready, time.monotonic()
         self._tell()
         return True
 
