@@ -25,6 +25,7 @@ from hotstart.loading import image as image_module
 from hotstart.loading.choice import choose
 from hotstart.loading.image import STEP, Image
 from hotstart.loading.image_store import ImageStore
+from hotstart.loading.opened import Opened
 from hotstart.models.spec import WeightSpec
 from hotstart.storage.mounts import Mount, mount_of
 from hotstart.storage.residency import resident_fraction
@@ -307,6 +308,40 @@ def test_file_system_without_maps_is_read(disk: Path, monkeypatch: pytest.Monkey
     )
     path = checkpoint.files[0].path
     assert image.memory(0)[: checkpoint.files[0].size] == Path(path).read_bytes()
+
+
+def test_files_are_closed_where_an_image_cannot_be_made(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        write(disk, random_tensors(**{name: (4, 4)}), name=name)
+    checkpoint = open_checkpoint(str(disk))
+    assert len(checkpoint.files) == 2
+    real, maps = Opened.map, iter([True, False])
+
+    def no_memory(opened: Opened) -> mmap.mmap:
+        if next(maps):
+            return real(opened)
+        raise MemoryError
+
+    monkeypatch.setattr(Opened, "map", no_memory)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(MemoryError):
+        Image(checkpoint)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_file_that_is_opened_again_keeps_leaving_no_second_copy(disk: Path) -> None:
+    checkpoint = write_large(disk)
+    cold(checkpoint)
+    file = checkpoint.files[0]
+    assert checkpoint.folder is not None
+    opened = Opened(checkpoint.folder, file, choose(file, "buffered"))
+    opened.drop_behind()
+    again = opened.again()
+    source = again.source("buffered")
+    source.read_into(memoryview(bytearray(STEP)), 0, threading.Event())
+    assert (resident_fraction(file.path) or 0.0) < 0.5
+    again.close()
+    opened.close()
 
 
 def test_ordered_strategy_does_not_fall_back(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

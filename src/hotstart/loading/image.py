@@ -79,12 +79,14 @@ class Image:
         self._cancel = threading.Event()
         assert checkpoint.folder is not None
         folder = checkpoint.folder
-        self._files = [
-            _File(number, folder, file, choice)
-            for number, (file, choice) in enumerate(
-                zip(checkpoint.files, choose_all(checkpoint.files, strategy), strict=True)
-            )
-        ]
+        self._files: list[_File] = []
+        try:
+            for number, choice in enumerate(choose_all(checkpoint.files, strategy)):
+                self._files.append(_File(number, folder, checkpoint.files[number], choice))
+        except BaseException:
+            for each in self._files:
+                each.opened.close()
+            raise
         if host.memory().available < ROOMY * self.total:
             for each in self._files:
                 each.opened.drop_behind()
@@ -350,7 +352,11 @@ class _File:
         self.opened = Opened(folder, file, choice)
         self.is_mapped = False
         """Whether pages that are released come back with the file's bytes."""
-        self.memory = self._map() if choice.strategy == "map" else self._allocate()
+        try:
+            self.memory = self._map() if choice.strategy == "map" else self._allocate()
+        except BaseException:
+            self.opened.close()
+            raise
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         whole = -(-self.size // mmap.PAGESIZE) * mmap.PAGESIZE
         self._view = memoryview((ctypes.c_ubyte * whole).from_address(self._address)).cast("B")

@@ -32,6 +32,7 @@ class Opened:
         self.choice = choice
         self.size = file.size
         self._folder, self._file = folder, file
+        self._drops_behind = False
         self._direct: Source | None = None
         if "direct" in (choice.strategy, choice.rival):
             try:
@@ -123,6 +124,7 @@ class Opened:
 
     def drop_behind(self) -> None:
         """Keep nothing in the page cache of what is read, unless it was there before."""
+        self._drops_behind = True
         if self.choice.resident < COLD:
             for source in self._sources():
                 if isinstance(source, FileSource):
@@ -132,6 +134,8 @@ class Opened:
         """The same file through new descriptors, for those of this one hang."""
         other = Opened(self._folder, self._file, self.choice)
         other.tried = other.tried and self.tried
+        if self._drops_behind:
+            other.drop_behind()
         return other
 
     def verify(self) -> None:
