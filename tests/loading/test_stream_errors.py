@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hotstart.config.settings import Config, DeviceConfig, LoadConfig, ModelConfig
-from hotstart.engine.assemble import Prepared, prepare
 from hotstart.errors import ConfigError, ModelError, StorageError
+from loaded_weights import start_with
 
 runai = pytest.importorskip("runai_model_streamer")
 fastsafetensors = pytest.importorskip("fastsafetensors")
@@ -27,12 +26,6 @@ Tensors = Iterator[tuple[str, Tensor]]
 @pytest.fixture
 def model(tiny_model: Callable[..., Path]) -> Path:
     return tiny_model("llama")
-
-
-def start_with(path: Path, load_format: str, **extra: Any) -> Prepared:
-    load = LoadConfig(load_format=load_format, model_loader_extra_config=extra)
-    model = ModelConfig(model=str(path), path=str(path))
-    return prepare(Config(model=model, load=load, device=DeviceConfig(device="cpu")))
 
 
 def load(path: Path, load_format: str = "runai_streamer", **extra: Any) -> None:

@@ -15,23 +15,22 @@ import torch
 import trustme
 from safetensors.torch import load_file
 from tensorizer import EncryptionParams, TensorDeserializer, TensorSerializer
-from torch import Tensor
 
 from fault_proxy import Fault, FaultServer
 from hotstart.checkpoint.tensorizer import open_tensorizer
-from hotstart.config.settings import Config, DeviceConfig, LoadConfig, ModelConfig
-from hotstart.engine.assemble import prepare
-from hotstart.engine.placement import Weights
+from hotstart.config.settings import LoadConfig
 from hotstart.errors import HotstartError
 from hotstart.loading.rank import match_named
 from hotstart.loading.streams.base import request_for
 from hotstart.loading.streams.tensorizer import open_stream
 from hotstart.models.registry import family_for
 from hotstart.models.spec import WeightSpec
+from loaded_weights import Loaded, checksums, filled, loaded, start_with
 from object_servers import KEY, SECRET, NanioServer, OpenS3Server, S3Server
 from tensorizer_files import write_tensorizer
 
 Model = Callable[..., Path]
+Files = dict[str, bytes]
 RECORDED = Path(__file__).parents[1] / "recorded"
 
 
@@ -45,27 +44,19 @@ def model(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tensorizer(plain, tmp_path_factory.mktemp("tensorizer") / "models" / "m")
 
 
-def loaded(
-    path: Path, load_format: str = "tensorizer", location: str = "", **extra: Any
-) -> tuple[dict[str, Tensor], Weights]:
-    load = LoadConfig(load_format=load_format, model_loader_extra_config=extra)
-    config = ModelConfig(model=location or str(path), path=str(path), location=location)
-    start = prepare(Config(model=config, load=load, device=DeviceConfig(device="cpu")))
-    weights = start.placement.weights(start, lambda done: None)
-    weights.start()
-    store = weights.store()
-    weights.wait()
-    slots = {}
-    for slot in dict.fromkeys(spec.slot for spec in start.family.specs(start.geometry)):
-        tensor = store.tensor(slot)
-        slots[slot] = tensor if isinstance(tensor, Tensor) else torch.cat(tensor)
-    return slots, weights
+@pytest.fixture(scope="module")
+def files(model: Path) -> Files:
+    """The model as a web server has it, below ``m``."""
+    return {f"m/{file.name}": file.read_bytes() for file in model.iterdir()}
 
 
-def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    for slot, tensor in one.items():
-        assert torch.equal(tensor, other[slot]), slot
+def read(path: Path, location: str = "", **extra: Any) -> Loaded:
+    return loaded(path, "tensorizer", location=location, **extra)
+
+
+def assert_plain(found: Loaded, plain: Path) -> None:
+    """It brought what hotstart's own reader finds in the plain checkpoint."""
+    assert checksums(found.slots) == checksums(loaded(plain).slots)
 
 
 def specs_of(path: Path) -> list[WeightSpec]:
@@ -76,7 +67,7 @@ def specs_of(path: Path) -> list[WeightSpec]:
 
 def refusal(path: Path, location: str = "", **extra: Any) -> str:
     with pytest.raises(HotstartError) as caught:
-        loaded(path, "tensorizer", location, **extra)
+        read(path, location, **extra)
     return str(caught.value)
 
 
@@ -89,7 +80,7 @@ def test_the_weights_are_those_of_the_plain_checkpoint(
 ) -> None:
     """Under its own names, and under vLLM's, who marks its files."""
     plain = tiny_model(name)
-    assert_same(loaded(write_tensorizer(plain, tmp_path / "m", fused=fused))[0], loaded(plain, "auto")[0])
+    assert_plain(read(write_tensorizer(plain, tmp_path / "m", fused=fused)), plain)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +96,7 @@ def test_the_weights_are_those_of_the_plain_checkpoint(
 def test_limits_and_readers_change_nothing_in_the_weights(
     plain: Path, model: Path, extra: dict[str, Any]
 ) -> None:
-    assert_same(loaded(model, **extra)[0], loaded(plain, "auto")[0])
+    assert_plain(read(model, **extra), plain)
 
 
 def test_a_file_that_vllm_wrote_gives_the_plain_weights(tmp_path: Path) -> None:
@@ -113,7 +104,7 @@ def test_a_file_that_vllm_wrote_gives_the_plain_weights(tmp_path: Path) -> None:
     shutil.copy(RECORDED / "vocab-70/config.json", tmp_path)
     packed = (RECORDED / "vocab-70.tensors.gz").read_bytes()
     (tmp_path / "model.tensors").write_bytes(gzip.decompress(packed))
-    assert_same(loaded(tmp_path)[0], loaded(RECORDED / "vocab-70", "auto")[0])
+    assert_plain(read(tmp_path), RECORDED / "vocab-70")
 
 
 @pytest.mark.parametrize("marked", [True, False], ids=["vLLM's file", "another's file"])
@@ -130,13 +121,13 @@ def test_a_tied_weight_that_is_stored_twice_is_compared_unless_vllm_wrote_it(
     serializer.write_state_dict(tensors)
     serializer.close()
     if marked:
-        assert_same(loaded(tmp_path / "m")[0], loaded(plain, "auto")[0])
+        assert_plain(read(tmp_path / "m"), plain)
     else:
         assert "lm_head.weight in model.tensors differs" in refusal(tmp_path / "m")
 
 
 def test_a_log_line_names_library_readers_limit_and_hashes(model: Path) -> None:
-    _, weights = loaded(model, concurrency=3, memory_limit=1 << 20)
+    weights = read(model, concurrency=3, memory_limit=1 << 20).weights
     assert weights.describe().startswith("tensorizer 2.")
     assert "concurrency 3, memory limit 1.05 MB, hashes are compared" in weights.describe()
 
@@ -145,7 +136,7 @@ def test_the_file_may_have_another_name(model: Path, tmp_path: Path) -> None:
     other = shutil.copytree(model, tmp_path / "m")
     (other / "model.tensors").rename(other / "llama-000.tensors")
     assert "tensorizer_uri" in refusal(other)
-    assert loaded(other, tensorizer_uri=f"{other}/llama-%03d.tensors")[0]
+    assert read(other, tensorizer_uri=f"{other}/llama-%03d.tensors").slots
 
 
 def test_weights_in_another_place_than_the_model_are_refused_with_the_command(
@@ -161,7 +152,7 @@ def test_an_encrypted_file_is_read_with_its_key_and_no_other(plain: Path, tmp_pa
     right, wrong = tmp_path / "right.key", tmp_path / "wrong.key"
     right.write_bytes(key.key)
     wrong.write_bytes(other.key)
-    assert_same(loaded(encrypted, encryption_keyfile=str(right))[0], loaded(plain, "auto")[0])
+    assert_plain(read(encrypted, encryption_keyfile=str(right)), plain)
     message = refusal(encrypted, encryption_keyfile=str(wrong))
     assert f"model.tensors: the tensor model.embed_tokens.weight cannot be decrypted with {wrong}" in message
     assert "is encrypted, and there is no key" in refusal(encrypted)
@@ -194,7 +185,7 @@ def test_a_flipped_bit_is_found_by_the_hash_of_its_tensor(model: Path, tmp_path:
 
     path = damaged(model, tmp_path / "m", flip)
     assert "the tensor model.layers.1.mlp.down_proj.weight has not the hash" in refusal(path)
-    assert loaded(path, verify_hash=False)[0]
+    assert read(path, verify_hash=False).slots
 
 
 def test_a_damaged_header_of_a_tensor_names_it(model: Path, tmp_path: Path) -> None:
@@ -266,10 +257,10 @@ def test_it_is_read_from_s3(server: Any, plain: Path, model: Path, monkeypatch: 
     with server(model.parents[1]) as store:
         for name, value in store.environ.items():
             monkeypatch.setenv(name, value)
-        slots, weights = loaded(model, "tensorizer", "s3://models/m")
-    assert_same(slots, loaded(plain, "auto")[0])
-    assert f"endpoint {store.endpoint}" in weights.describe()
-    assert SECRET not in weights.describe()
+        found = read(model, "s3://models/m")
+    assert_plain(found, plain)
+    assert f"endpoint {store.endpoint}" in found.weights.describe()
+    assert SECRET not in found.weights.describe()
 
 
 def test_keys_of_the_options_go_before_the_environment_and_are_named(
@@ -279,20 +270,19 @@ def test_keys_of_the_options_go_before_the_environment_and_are_named(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "other")
     with S3Server(model.parents[1]) as store:
         keys = {"s3_access_key_id": KEY, "s3_secret_access_key": SECRET, "s3_endpoint": store.endpoint}
-        slots, weights = loaded(model, "tensorizer", "s3://models/m", **keys)
+        found = read(model, "s3://models/m", **keys)
         message = refusal(model, "s3://models/m", **{**keys, "s3_secret_access_key": "wrong-one"})
-    assert_same(slots, loaded(plain, "auto")[0])
-    assert "keys of s3_access_key_id in --model-loader-extra-config" in weights.describe()
+    assert_plain(found, plain)
+    assert "keys of s3_access_key_id in --model-loader-extra-config" in found.weights.describe()
     assert "s3_access_key_id in --model-loader-extra-config" in message
     assert "wrong-one" not in message
 
 
-def test_it_is_read_from_a_web_server(plain: Path, model: Path) -> None:
-    files = {f"m/{file.name}": file.read_bytes() for file in model.iterdir()}
+def test_it_is_read_from_a_web_server(plain: Path, model: Path, files: Files) -> None:
     with FaultServer(files) as web:
-        slots, weights = loaded(model, "tensorizer", f"{web.url}/m")
-    assert_same(slots, loaded(plain, "auto")[0])
-    assert f"web server {web.url}" in weights.describe()
+        found = read(model, f"{web.url}/m")
+    assert_plain(found, plain)
+    assert f"web server {web.url}" in found.weights.describe()
 
 
 def test_the_library_is_made_to_forget_what_it_gave(model: Path) -> None:
@@ -309,57 +299,45 @@ def test_the_library_is_made_to_forget_what_it_gave(model: Path) -> None:
     assert sorted(names) == sorted(checkpoint.tensors)
 
 
-def test_a_refusal_during_the_load_names_who_was_asked_and_how(model: Path) -> None:
-    files = {f"m/{file.name}": file.read_bytes() for file in model.iterdir()}
+def test_a_refusal_during_the_load_names_who_was_asked_and_how(model: Path, files: Files) -> None:
     refuses = Fault(path="model.tensors", status=403)
     with FaultServer(files) as web:
-        load = LoadConfig(load_format="tensorizer")
-        config = ModelConfig(model=f"{web.url}/m", path=str(model), location=f"{web.url}/m")
-        start = prepare(Config(model=config, load=load, device=DeviceConfig(device="cpu")))
+        start = start_with(model, "tensorizer", location=f"{web.url}/m")
         web.faults.append(refuses)
-        weights = start.placement.weights(start, lambda done: None)
-        weights.start()
         with pytest.raises(HotstartError, match=f"403.*reached by web server {web.url}") as caught:
-            weights.wait()
+            filled(start)
     assert "hotstart check" in caught.value.advice
 
 
-def test_a_download_that_ends_early_is_no_damaged_file(model: Path) -> None:
-    files = {f"m/{file.name}": file.read_bytes() for file in model.iterdir()}
+def test_a_download_that_ends_early_is_no_damaged_file(model: Path, files: Files) -> None:
     with FaultServer(files) as web:
-        load = LoadConfig(load_format="tensorizer")
-        config = ModelConfig(model=f"{web.url}/m", path=str(model), location=f"{web.url}/m")
-        start = prepare(Config(model=config, load=load, device=DeviceConfig(device="cpu")))
+        start = start_with(model, "tensorizer", location=f"{web.url}/m")
         web.faults.append(Fault(path="model.tensors", nth=1, cut=len(files["m/model.tensors"]) // 2))
-        weights = start.placement.weights(start, lambda done: None)
-        weights.start()
         with pytest.raises(HotstartError) as caught:
-            weights.wait()
+            filled(start)
     assert "is damaged" not in str(caught.value)
     assert str(caught.value).startswith("tensorizer 2.12")
 
 
 def test_without_curl_a_distant_file_is_refused_before_it_is_asked_for(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = {f"m/{file.name}": file.read_bytes() for file in model.iterdir()}
     monkeypatch.setenv("PATH", "")
     with FaultServer(files) as web:
         assert "needs curl" in refusal(model, f"{web.url}/m")
 
 
 def test_certificates_of_ones_own_are_handed_to_the_library(
-    plain: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain: Path, model: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    files = {f"m/{file.name}": file.read_bytes() for file in model.iterdir()}
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     with FaultServer(files, tls=context) as web:
-        slots, _ = loaded(model, "tensorizer", f"{web.url}/m")
-    assert_same(slots, loaded(plain, "auto")[0])
+        found = read(model, f"{web.url}/m")
+    assert_plain(found, plain)
 
 
 def test_what_the_library_raises_ends_the_load_by_name(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ To add an adapter:
 2. In its row of :mod:`hotstart.config.load_formats` set ``library``, ``distribution``, ``extra`` and
    ``module="NAME"``, list the keys that it takes and the places that it cannot read, and remove
    ``because`` and ``instead``. Add the extra to ``pyproject.toml``.
-3. Run the tests of ``tests/loading/test_streams.py``, which take every row of the table.
+3. Run ``tests/loading/test_every_loader.py``, which takes every row of the table.
 
 Headers have been validated and matched before a stream is opened, names and shapes are checked again
 when its tensors are put into the store, and what it raises becomes an error that names the library:
