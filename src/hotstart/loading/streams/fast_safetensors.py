@@ -2,23 +2,27 @@
 
 https://github.com/foundation-model-stack/fastsafetensors. Its loader goes on without GPUDirect Storage
 when that fails, and only warns: whether it read directly is asked of it beforehand and taken from its
-warnings afterwards, so that the log always says so.
+warnings afterwards, so that the log always says so. What it answers is true only once it has looked for
+the libraries, which it does on demand: until then it finds no GPU anywhere.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hotstart.errors import ConfigError
 from hotstart.loading.streams.base import Described, Request, bounded
+from hotstart.loading.streams.gpu_direct import DRIVER, NODE, obstacle
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_DRIVER = "/proc/driver/nvidia-fs"
+_RUNTIME, _CUFILE = "libcudart.so", "libcufile.so.0"
+"""As the library opens them."""
 _THREADS = 16
 """The library's own default."""
 
@@ -41,7 +45,10 @@ class FastStream:
     def __init__(self, request: Request) -> None:
         library = importlib.import_module("fastsafetensors")
         on_gpu = request.device != "cpu"
-        self._direct, self._why = direct(library.cpp, request.device)
+        self._direct, self._why = direct(library.cpp, request.device, request.paths)
+        # It warns of a file that it cannot read directly once a process; every load is to say so.
+        copier: Any = importlib.import_module("fastsafetensors.copier.gds")
+        copier._warned_gds_fallback = False
         self._warned = _Warnings()
         logging.getLogger("fastsafetensors").addHandler(self._warned)
         threads = request.options.get("concurrency")
@@ -84,20 +91,46 @@ class FastStream:
         self._loader.close()
 
 
-def direct(cpp: Any, device: str, driver: str = _DRIVER) -> tuple[bool, str]:
-    """Whether GPUDirect Storage can be used, and why. ``cpp`` is the library's native part."""
+def direct(
+    cpp: Any, device: str, paths: Sequence[str] = (), driver: str = DRIVER, node: str = NODE
+) -> tuple[bool, str]:
+    """Whether GPUDirect Storage can be used, and why. ``cpp`` is the library's native part.
+
+    Raises ConfigError where the library has no CUDA: it then loads into no GPU at all.
+    """
     if device == "cpu":
         return False, "the weights go into memory, not into a GPU"
-    index = int(device.partition(":")[2] or 0)
     if not cpp.is_cuda_found():
-        return False, "the library finds no CUDA driver"
+        cpp.load_library_functions(_RUNTIME)
+    if not cpp.is_cuda_found():
+        raise _no_cuda()
+    index = int(device.partition(":")[2] or 0)
     if not cpp.is_cufile_found():
-        return False, "libcufile is not installed, which GPUDirect Storage needs"
-    if not os.path.exists(driver):
-        return False, "the driver nvidia-fs is not loaded, without which libcufile reads through memory"
+        return False, f"{_CUFILE} is not on the library path, which GPUDirect Storage needs"
+    if because := obstacle(paths, driver, node):
+        return False, because
     if cpp.is_gds_supported(index) <= 0:
         return False, f"GPU {index} does not support GPUDirect Storage"
     return True, "libcufile and nvidia-fs are there, and the GPU supports GPUDirect Storage"
+
+
+def _no_cuda() -> ConfigError:
+    """The library does not tell these two apart, and they need different things."""
+    try:
+        ctypes.CDLL(_RUNTIME)
+    except OSError:
+        return ConfigError(
+            f"fastsafetensors finds no {_RUNTIME}, by which it reaches a GPU",
+            expected=f"a {_RUNTIME} on the library path; PyTorch's own has another name",
+            advice="Install the CUDA toolkit, or name its directory (export LD_LIBRARY_PATH="
+            "/usr/local/cuda/lib64); or leave --load-format out",
+        )
+    return ConfigError(
+        f"fastsafetensors opened {_RUNTIME}, which finds no GPU",
+        expected="a CUDA driver at least as new as that library",
+        advice="Update the driver, or put an older CUDA toolkit on the library path; or leave "
+        "--load-format out",
+    )
 
 
 class _Warnings(logging.Handler):

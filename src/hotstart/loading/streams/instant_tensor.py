@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hotstart.loading.streams.base import Described, Request
+from hotstart.loading.streams.gpu_direct import obstacle
 from hotstart.units import format_size
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class InstantStream:
         # It warns about what is the case here: a view is used before the next one is asked for.
         warnings.filterwarnings("ignore", message="copy=False with buffer_size")
         self._described = plan(request)
+        self._paths = request.paths
         self._file: Any = library.safe_open(
             list(request.paths),
             framework="pt",
@@ -63,11 +65,23 @@ class InstantStream:
 
     def describe(self) -> Described:
         """See :class:`~hotstart.loading.streams.base.TensorStream`."""
-        return self._described
+        described = self._described
+        note = direct(self._file.backend.name, self._paths)
+        return Described(described.load_format, described.concurrency, described.limit, (note,))
 
     def close(self) -> None:
         """See :class:`~hotstart.loading.streams.base.TensorStream`."""
         self._file.__exit__(None, None, None)
+
+
+def direct(backend: str, paths: Sequence[str]) -> str:
+    """How the library's back end brings bytes to the GPU, which it chose by itself or was told."""
+    if backend != "CUFILE":
+        how = "maps the files" if backend == "MMAP" else "reads into memory first"
+        return f"direct: no, because its back end {backend} {how} (INSTANTTENSOR_BACKEND=CUFILE does not)"
+    if because := obstacle(paths):
+        return f"direct: up to libcufile, because its back end is CUFILE, but {because}"
+    return "direct: yes, because its back end is CUFILE, and nvidia-fs is there"
 
 
 def _buffer(request: Request) -> int | None:
