@@ -69,7 +69,7 @@ class Browser:
         return self._ask("POST", f"{self._session}/execute/sync", {"script": script, "args": []})
 
     def text(self, selector: str) -> str:
-        """What a person reads there; empty where nothing is shown."""
+        """What a person reads there."""
         return str(self.run(f"return document.querySelector({json.dumps(selector)}).innerText"))
 
     def log(self) -> list[str]:

@@ -18,6 +18,8 @@ OPEN = [
     "/version",
     "/metrics",
     "/load",
+    "/startup",
+    "/startup/events",
     "/startup.json",
     "/openapi.json",
 ]

@@ -201,7 +201,8 @@ class _Forward:
         known = phase.name in self._sent
         if known and phase.end is None and now - self._sent[phase.name] < _PROGRESS_EVERY:
             return
-        self._sent[phase.name] = now
+        # The first bytes are told at once: where the storage then stands still, nothing else is.
+        self._sent[phase.name] = now if phase.bytes else 0.0
         with contextlib.suppress(PeerGone):
             self._link.send(PhaseEvent(phase))
 
