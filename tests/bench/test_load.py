@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from hotstart.bench import load, load_loader
-from hotstart.bench.load import Runs, ceiling, choose_loaders, mark_different, run_once
+from hotstart.bench.load import Runs, ceiling, choose_loaders, mark_different
+from hotstart.bench.load_children import run_once
 from hotstart.bench.load_loader import Measurement, Task
 from hotstart.bench.load_local import PLAIN
 from hotstart.bench.load_readers import read_parallel
 from hotstart.checkpoint.layout import open_checkpoint
-from hotstart.errors import ConfigError, EngineError
+from hotstart.errors import ConfigError, DeviceError, EngineError
 from object_servers import S3Server
 
 TinyModel = Callable[..., Path]
@@ -194,7 +195,7 @@ def test_loader_with_a_file_format_of_its_own_is_left_out_unless_named(
     [
         (["no/such/model"], "no/such/model is no directory"),
         (["/", "--loader", "nobody"], "--loader is nobody"),
-        (["/", "--device", "cuda"], "--device is cuda"),
+        (["/", "--device", "gpu"], "--device gpu; expected auto, cpu, cuda or cuda:N"),
     ],
 )
 def test_bad_command_lines_are_refused_before_anything_is_read(words: list[str], message: str) -> None:
@@ -202,9 +203,17 @@ def test_bad_command_lines_are_refused_before_anything_is_read(words: list[str],
         load.main(words)
 
 
+def test_a_gpu_that_is_not_there_is_named_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # nor on a machine that has one
+    with pytest.raises(DeviceError, match=r"--device cuda, but (the installed torch has no CUDA|.* hides)"):
+        load.main(["no/such/model", "--device", "cuda"])
+
+
 def test_loader_that_cannot_read_from_there_is_refused(tiny_model: TinyModel) -> None:
     with pytest.raises(ConfigError, match=r"--loader http.client reads no files"):
         load.main([str(tiny_model()), "--loader", "http.client"])
+    with pytest.raises(ConfigError, match=r"--loader instanttensor does not load into memory"):
+        load.main([str(tiny_model()), "--loader", "instanttensor"])
 
 
 def test_loaders_of_an_object_store_are_measured_side_by_side(

@@ -3,29 +3,30 @@
 Each measurement is a process of its own, and each round runs every loader once, beginning with
 another one each time, so that a slow minute of the machine slows all of them. Imports do not count;
 one byte of every page of every tensor is read within the time, so that a lazy loader pays for its
-pages; a checksum of these bytes must be the same for all.
+pages; a checksum of these bytes must be the same for all. Into a GPU the time ends when the device has
+nothing left to do, and these bytes are copied back afterwards.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from hotstart.bench import pagecache
+from hotstart.bench.load_children import run_once, run_together
+from hotstart.bench.load_formats import PLAIN_FORMAT, described, format_of, open_model
+from hotstart.bench.load_libraries import convert_for_tensorizer
 from hotstart.bench.load_loader import Measurement, Task
-from hotstart.bench.load_loaders import NAMED
-from hotstart.bench.load_local import OURS, PLAIN, convert_for_tensorizer
+from hotstart.bench.load_loaders import NAMED, READERS
+from hotstart.bench.load_local import OURS
 from hotstart.bench.load_readers import first_hole
 from hotstart.bench.load_remote import CEILING
 from hotstart.checkpoint.base import Checkpoint
@@ -33,14 +34,17 @@ from hotstart.checkpoint.layout import open_checkpoint
 from hotstart.config.command import Command
 from hotstart.config.flags import Group, Positional, flag
 from hotstart.config.values import Choice, Many, Number, Text, Whole
+from hotstart.device.choose import DeviceChoice, choose
+from hotstart.device.host import cores
 from hotstart.errors import ConfigError, EngineError, HotstartError, raise_all
 from hotstart.storage.location import is_location, scheme_of
 from hotstart.units import format_size
 
 WARM, COLD, STORE = "warm", "cold", "object store"
-_PROGRAM = str(Path(__file__).with_name("load_process.py"))
 _FINALISTS = 3
 """Of the plain readers: as many go on after the first round."""
+_TOGETHER, _CONTEXT = 12, 1 << 30
+"""Processes of a GPU's round that import at once, and bytes that each has there: imports outlast loads."""
 
 _NAME = Choice(*NAMED)
 _NAME.metavar = "NAME"
@@ -60,9 +64,9 @@ LOAD = Command(
             flag(
                 "--device",
                 to="device",
-                kind=Choice("cpu"),
+                kind=Text("DEVICE"),
                 default="cpu",
-                help="where the tensors are to lie",
+                help="where the tensors are to lie: cpu, cuda or cuda:N",
             ),
             flag(
                 "--cache",
@@ -97,6 +101,17 @@ class Subject(Struct, frozen=True):
     files: list[tuple[str, int]]
     names: list[str]
     small_files: str = ""
+    device: DeviceChoice | None = None
+    """Where its tensors are to lie; None: in memory."""
+    format: str = PLAIN_FORMAT
+    """See :mod:`hotstart.bench.load_formats`."""
+    found: str = ""
+    """The format for people; empty: a plain checkpoint."""
+
+    @property
+    def kind(self) -> str:
+        """Of the device."""
+        return "cpu" if self.device is None else self.device.kind
 
     @property
     def scheme(self) -> str:
@@ -131,17 +146,23 @@ def main(argv: Sequence[str]) -> int:
         from hotstart.bench.waterfall import require_pillow
 
         require_pillow()
+    device = choose(str(values["device"]))
     subject = _remote(values["model"]) if is_location(values["model"]) else _local(values["model"])
+    if device.kind != "cpu":
+        subject = replace(subject, device=device)
     if subject.small_files and "cache" in arguments.given:
         raise ConfigError(
             f"--cache {values['cache']} does not apply to {subject.location}",
             advice="What a store's servers hold in memory is theirs: leave the flag out",
         )
-    chosen, left_out = choose_loaders(subject.scheme, values.get("loaders", ()))
+    chosen, left_out = choose_loaders(
+        subject.scheme, values.get("loaders", ()), kind=subject.kind, model_format=subject.format
+    )
     states = [STORE] if subject.small_files else _states(str(values["cache"]))
     results = [Runs(state) for state in states]
     with ExitStack() as stack:
-        converted = _convert(subject, stack) if "tensorizer" in chosen else ""
+        needs = subject.format == PLAIN_FORMAT and "tensorizer" in chosen
+        converted = _convert(subject, stack) if needs else ""
         for number in range(values["iterations"]):
             for runs in results:
                 print(f"round {number + 1} of {values['iterations']}, {runs.state}", file=sys.stderr)
@@ -157,27 +178,40 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def choose_loaders(scheme: str, named: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Those to measure, and the reasons of those that are left out. Raises ConfigError for a wrong name."""
+def choose_loaders(
+    scheme: str, named: Sequence[str], *, kind: str = "cpu", model_format: str = PLAIN_FORMAT
+) -> tuple[list[str], dict[str, str]]:
+    """Those to measure, and the reasons of those that are left out. Raises ConfigError for a wrong name.
+
+    ``kind``: of the device.
+    """
+
+    def wrong(name: str) -> str:
+        loader = NAMED[name]
+        if scheme not in loader.schemes:
+            return f"does not read from {scheme}://" if scheme != "file" else "reads no files"
+        if kind not in loader.devices:
+            return f"does not load into {'an NVIDIA GPU' if kind == 'cuda' else 'memory'}"
+        return "" if model_format in loader.formats else f"does not read the format {model_format}"
+
+    right = [name for name in NAMED if not wrong(name)]
     problems: list[HotstartError] = [
-        ConfigError(
-            f"--loader {name} does not read from {scheme}://"
-            if scheme != "file"
-            else f"--loader {name} reads no files",
-            expected=", ".join(other for other in NAMED if scheme in NAMED[other].schemes),
-        )
+        ConfigError(f"--loader {name} {wrong(name)}", expected=", ".join(right))
         for name in named
-        if scheme not in NAMED[name].schemes
+        if wrong(name)
     ]
     raise_all(problems)
     chosen, left_out = [], {}
-    for name, loader in NAMED.items():
-        if scheme not in loader.schemes or (named and name not in named):
+    for name in right:
+        loader = NAMED[name]
+        if named and name not in named:
             continue
         if command := loader.absent:
             left_out[name] = f"not installed; {command}"
-        elif loader.on_request and not named:
+        elif loader.on_request and not named and model_format == PLAIN_FORMAT:
             left_out[name] = loader.on_request
+        elif name.startswith(f"{OURS}-") and not named:
+            continue
         else:
             chosen.append(name)
     return chosen, {name: why for name, why in left_out.items() if not name.startswith(f"{OURS}-")}
@@ -207,7 +241,8 @@ def _local(model: str) -> Subject:
             expected="a model directory, or an address such as s3://bucket/model",
             advice="Download the model once with `hotstart serve NAME`, then pass its directory",
         )
-    checkpoint = open_checkpoint(path)
+    model_format = format_of(path)
+    checkpoint = open_model(path, model_format)
     problems: list[HotstartError] = []
     for file in checkpoint.files:
         hole = first_hole(file.path)
@@ -221,7 +256,9 @@ def _local(model: str) -> Subject:
             )
     raise_all(problems)
     mount = mount_of(path)
-    return _subject(checkpoint, path, mount.describe() if mount is not None else "an unknown file system")
+    medium = mount.describe() if mount is not None else "an unknown file system"
+    subject = _subject(checkpoint, path, medium)
+    return replace(subject, format=model_format, found=described(path, model_format))
 
 
 def _remote(model: str) -> Subject:
@@ -261,51 +298,66 @@ def _convert(subject: Subject, stack: ExitStack) -> str:
 
 def _round(runs: Runs, subject: Subject, names: list[str], converted: str, timeout: float) -> None:
     """Everything once; the page cache is in its state before each of them."""
-    plain = [] if subject.small_files else _finalists(runs)
-    for name in (*plain, *names):
-        rows = runs.plain if name in PLAIN else runs.loaders
-        paths = [] if subject.small_files else [converted] if name == "tensorizer" else subject.paths
-        if runs.state == WARM:
-            pagecache.warm(paths)
-        task = Task(
-            name,
-            subject.location,
-            subject.files,
-            subject.names,
-            paths=paths,
-            evict=runs.state == COLD,
-            small_files=subject.small_files,
-            converted=converted,
-        )
-        rows.setdefault(name, []).append(run_once(task, timeout))
+    plain = [] if subject.small_files else _finalists(runs, subject.kind)
+    tasks = [_task(name, runs, subject, converted) for name in (*plain, *names)]
+    for task, measured in zip(tasks, _measured(tasks, runs, subject, timeout), strict=True):
+        if task.converted and not measured.error:
+            notes = filter(None, (measured.note, _of_copy(converted, runs.state)))
+            measured = replace(measured, note="; ".join(notes))
+        rows = runs.plain if task.loader in READERS else runs.loaders
+        rows.setdefault(task.loader, []).append(measured)
 
 
-def _finalists(runs: Runs) -> list[str]:
+def _task(name: str, runs: Runs, subject: Subject, converted: str) -> Task:
+    copy = converted if name == "tensorizer" else ""
+    return Task(
+        name,
+        subject.location,
+        subject.files,
+        subject.names,
+        paths=[] if subject.small_files else [copy] if copy else subject.paths,
+        evict=runs.state == COLD,
+        small_files=subject.small_files,
+        converted=copy,
+        device="cpu" if subject.device is None else subject.device.torch_name,
+        format=subject.format,
+    )
+
+
+def _measured(tasks: list[Task], runs: Runs, subject: Subject, timeout: float) -> Iterable[Measurement]:
+    def warm(task: Task) -> None:
+        if runs.state == WARM and pagecache.resident_share(task.paths) != 1.0:
+            pagecache.warm(task.paths)
+
+    if subject.device is None:
+        for task in tasks:
+            warm(task)
+            yield run_once(task, timeout)
+        return
+    # Some loaders hold everything twice for a while.
+    room = int(0.9 * subject.device.info.total - 2.2 * subject.nbytes) // _CONTEXT
+    together = max(1, min(_TOGETHER, cores(), room))
+    for begin in range(0, len(tasks), together):
+        yield from run_together(tasks[begin : begin + together], timeout, warm)
+
+
+def _of_copy(converted: str, state: str) -> str:
+    """What is to be known of a file that was written for this run."""
+    from hotstart.storage.mounts import mount_of
+
+    mount = mount_of(converted)
+    note = "a copy converted for this run" + (f", on {mount.describe()}" if mount is not None else "")
+    if state == COLD:
+        note += "; it is new: the host of a virtual machine may still hold in memory what was evicted here"
+    return note
+
+
+def _finalists(runs: Runs, kind: str) -> list[str]:
     """All plain readers in the first round, then those that were fastest in it."""
     if not runs.plain:
-        return list(PLAIN)
+        return [name for name, reader in READERS.items() if kind in reader.devices]
     first = {name: measured[0].seconds for name, measured in runs.plain.items() if not measured[0].error}
     return sorted(first, key=lambda name: first[name])[:_FINALISTS]
-
-
-def run_once(task: Task, timeout: float = 900.0) -> Measurement:
-    """One loader in one process; what it fails with is in the result."""
-    try:
-        done = subprocess.run(
-            [sys.executable, _PROGRAM],
-            input=msgspec.json.encode(task),
-            capture_output=True,
-            check=False,
-            timeout=timeout,
-        )
-    except subprocess.TimeoutExpired:
-        return Measurement(error=f"not done after {timeout:g} s")
-    if done.returncode == 0:
-        return msgspec.json.decode(done.stdout, type=Measurement)
-    if done.returncode < 0:
-        return Measurement(error=f"ended by {signal.Signals(-done.returncode).name}")
-    said = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-    return Measurement(error=said[-1].strip()[:300] if said else f"exit code {done.returncode}")
 
 
 def ceiling(runs: Runs) -> tuple[str, float] | None:

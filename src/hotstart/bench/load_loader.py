@@ -1,8 +1,8 @@
 """What ``bench load`` calls a loader, and what it asks of one.
 
-A loader brings all tensors of a checkpoint into host memory and hands out their bytes as they lie
-there. What it needs is imported by its ``prepare``, before the clock starts; headers are read within
-the time, for a user waits for them too.
+A loader brings all tensors of a checkpoint into host memory, or into a GPU's, and hands out their bytes
+as they lie there. What it needs is imported by its ``prepare``, before the clock starts, and a context on
+the GPU is made there; headers are read within the time, for a user waits for them too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -36,6 +36,20 @@ class Task(Struct, frozen=True):
     """The directory with the small files of an address."""
     converted: str = ""
     """A file in the loader's own format."""
+    device: str = "cpu"
+    """Where the tensors are to lie, as torch writes it; ``fake``: in memory that behaves like a GPU's."""
+    format: str = "safetensors"
+    """Of the model's directory: see :mod:`hotstart.bench.load_formats`."""
+
+    @property
+    def kind(self) -> str:
+        """``cpu``, or ``cuda`` for everything that has memory of its own."""
+        return "cpu" if self.device == "cpu" else "cuda"
+
+    @property
+    def torch_name(self) -> str:
+        """What torch and the libraries are told."""
+        return "cpu" if self.device == "fake" else self.device
 
 
 class Measurement(Struct, frozen=True):
@@ -51,18 +65,30 @@ class Measurement(Struct, frozen=True):
     """Resident bytes when the clock started."""
     anonymous: int = 0
     """Resident bytes at the end that no file on disk stands behind: these cannot be reclaimed."""
+    device_peak: int = 0
+    """Bytes of the device's memory at most, beyond those held when the clock started."""
     note: str = ""
     error: str = ""
     resident: float | None = None
     """Share of the files in the page cache just before; None: unknown, or no files."""
 
 
+class Span(NamedTuple):
+    """A tensor's bytes in a device's memory."""
+
+    address: int
+    nbytes: int
+
+
 class Loaded(Struct):
     """Tensors by name. ``keep`` holds what their memory belongs to."""
 
     tensors: dict[str, memoryview]
+    """In memory of this process."""
     keep: Any
     note: str = ""
+    spans: dict[str, Span] = {}
+    """In a device's memory, where that was asked for."""
 
 
 Load = Callable[[], Loaded]
@@ -77,6 +103,10 @@ class Loader(Struct, frozen=True):
     imports: tuple[str, ...] = ()
     """Modules that must be found."""
     schemes: tuple[str, ...] = ("file",)
+    devices: tuple[str, ...] = ("cpu",)
+    """Kinds of device that it loads into."""
+    formats: tuple[str, ...] = ("safetensors", "sharded_state")
+    """Of a directory. The files of a rank are safetensors, which most libraries read."""
     on_request: str = ""
     """Why it is left out unless it is named; empty: it is not."""
 
@@ -105,15 +135,17 @@ def of_images(files: list[tuple[str, int]], images: list[memoryview]) -> dict[st
     return tensors
 
 
-def of_torch(tensors: Mapping[str, Any]) -> Loaded:
-    """The bytes of torch's tensors, without a copy unless they are strided."""
-    kept = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    return Loaded(
-        {name: _memory(t.data_ptr(), t.numel() * t.element_size()) for name, t in kept.items()}, kept
-    )
+def of_torch(tensors: Mapping[str, Any], task: Task, note: str = "") -> Loaded:
+    """The bytes of torch's tensors, without a copy unless they are strided; those that the task names."""
+    kept = {name: tensors[name].detach().contiguous() for name in task.names if name in tensors}
+    spans = {name: Span(t.data_ptr(), t.numel() * t.element_size()) for name, t in kept.items()}
+    if task.device == "cpu":
+        return Loaded({name: memory(span) for name, span in spans.items()}, kept, note)
+    return Loaded({}, kept, note, spans)
 
 
-def _memory(address: int, nbytes: int) -> memoryview:
-    if not nbytes:
+def memory(span: Span) -> memoryview:
+    """Bytes that lie in memory of this process."""
+    if not span.nbytes:
         return memoryview(b"")
-    return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
+    return memoryview((ctypes.c_ubyte * span.nbytes).from_address(span.address)).cast("B")

@@ -87,6 +87,16 @@ def run_parallel(
         raise errors[0]
 
 
+def fill(fd: int, offset: int, view: memoryview) -> None:
+    """Read into a view that may reach past the file's end, up to the end of its page. Raises OSError."""
+    size = os.fstat(fd).st_size
+    while len(view) and offset < size:
+        got = os.preadv(fd, [view], offset)
+        if not got:
+            raise OSError("a weight file ended early")
+        view, offset = view[got:], offset + got
+
+
 def first_hole(path: str) -> int:
     """The offset of the first hole of a file; its size where there is none, or none can be known."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

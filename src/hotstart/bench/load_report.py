@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from hotstart.bench.load_formats import LOAD_FORMATS
 from hotstart.bench.load_loader import Measurement
 from hotstart.checkpoint.wording import count
 from hotstart.units import format_rate, format_size
@@ -55,7 +56,10 @@ def rows(runs: Runs, subject: Subject) -> list[Row]:
 def table(runs: Runs, subject: Subject) -> str:
     """One state: seconds as median [least - most], rate, share of the ceiling, memory."""
     head = f"{'seconds [min - max]':<24}{'rate':>11}{'x ceiling':>11}{'peak RSS':>11}{'anonymous':>11}"
-    lines = [("", head), *((row.name, _figures(row)) for row in rows(runs, subject))]
+    on_gpu = subject.kind != "cpu"
+    if on_gpu:
+        head += f"{'peak GPU':>11}"
+    lines = [("", head), *((row.name, _figures(row, on_gpu)) for row in rows(runs, subject))]
     failed = [(name, f"failed: {error}") for name, error in errors(runs).items()]
     width = max(len(label) for label, _ in [*lines, *failed]) + 2
     text = [f"{label:<{width}}{figures}".rstrip() for label, figures in [*lines, *failed]]
@@ -64,6 +68,7 @@ def table(runs: Runs, subject: Subject) -> str:
             "",
             f"{heading(runs, subject)}, cores: {os.cpu_count()}",
             subject.medium,
+            *([f"into {subject.device.info}"] if subject.device is not None else []),
             *text,
             *_notes(runs, subject),
         ]
@@ -93,10 +98,11 @@ def heading(runs: Runs, subject: Subject) -> str:
     if subject.location.startswith(("http://", "https://")):
         state = "web server"
     files = count(len(subject.files), "file")
-    return f"{name}, {format_size(subject.nbytes)} in {files}, {state}, rounds: {rounds}"
+    found = f" ({subject.found})" if subject.found else ""
+    return f"{name}, {format_size(subject.nbytes)} in {files}{found}, {state}, rounds: {rounds}"
 
 
-def _figures(row: Row) -> str:
+def _figures(row: Row, on_gpu: bool) -> str:
     text = f"{median(row.seconds):.3f}"
     if len(row.seconds) > 1:
         text += f" [{min(row.seconds):.3f} - {max(row.seconds):.3f}]"
@@ -104,7 +110,10 @@ def _figures(row: Row) -> str:
     peak, anonymous = (
         format_size(max(getattr(each, field) for each in row.measured)) for field in ("peak", "anonymous")
     )
-    return f"{text:<24}{format_rate(row.rate, 1):>11}{share:>11}{peak:>11}{anonymous:>11}"
+    figures = f"{text:<24}{format_rate(row.rate, 1):>11}{share:>11}{peak:>11}{anonymous:>11}"
+    if on_gpu:
+        figures += f"{format_size(max(each.device_peak for each in row.measured)):>11}"
+    return figures
 
 
 def _notes(runs: Runs, subject: Subject) -> Iterator[str]:
@@ -112,11 +121,15 @@ def _notes(runs: Runs, subject: Subject) -> Iterator[str]:
 
     best = ceiling(runs)
     if best is None:
-        yield "ceiling: unknown, for no plain reader was measured (--loader http.client)"
+        into_memory = " (--loader http.client)" if subject.kind == "cpu" else ""
+        yield f"ceiling: unknown, for no plain reader was measured{into_memory}"
     else:
         yield f"ceiling: {best[0]}: {best[1]:.3f} s, {format_rate(subject.nbytes, best[1])}"
     for name, measured in runs.loaders.items():
-        if note := next((each.note for each in measured if each.note), ""):
+        note = next((each.note for each in measured if each.note), "")
+        if load_format := LOAD_FORMATS.get((subject.format, name)) if subject.found else None:
+            note = f"as --load-format {load_format}" + (f": {note}" if note else "")
+        if note:
             yield f"{name}: {note}"
     everything = {**runs.plain, **runs.loaders}
     shares = [each.resident for rows in everything.values() for each in rows if each.resident is not None]
@@ -137,6 +150,8 @@ def as_json(results: Sequence[Runs], subject: Subject, reasons: Mapping[str, str
         "medium": subject.medium,
         "bytes": subject.nbytes,
         "files": len(subject.files),
+        "format": subject.format,
+        "device": "cpu" if subject.device is None else str(subject.device.info),
         "command": " ".join(sys.argv),
         "machine": {
             "cores": os.cpu_count(),
