@@ -135,6 +135,31 @@ class Ready(msgspec.Struct, tag="ready", kw_only=True):
     """``held request`` or ``probe``."""
 
 
+class BytesRead(msgspec.Struct, array_like=True, frozen=True):
+    """Bytes of weights that came from one kind of place in one way."""
+
+    source: str
+    """The type of a file system, the scheme of a store, or ``disk_copy``."""
+    strategy: str
+    bytes: int
+
+
+class LoadStats(msgspec.Struct, tag="load", kw_only=True, frozen=True, omit_defaults=True):
+    """What the load did, for the metrics: sent before :class:`Ready`, and again when more is copied."""
+
+    read: list[BytesRead] = []
+    longest_stall: float = 0.0
+    """Seconds of the longest single read."""
+    resident: float | None = None
+    """Share of the files that the page cache had, 0 to 1; None: not known, or there are no files."""
+    retried: int = 0
+    """Ranges of a store asked for again after a failure."""
+    replaced: int = 0
+    """Ranges that were given up for being slow, and reads of files that hung, and were made anew."""
+    copied: int = 0
+    """Bytes written to the disk copy by this server."""
+
+
 class TokenLogprobs(msgspec.Struct, array_like=True):
     """Log probabilities at one position: the chosen token first, then the top ones in order.
 
@@ -215,7 +240,7 @@ class Failed(msgspec.Struct, tag="failed"):
     problems: list[tuple[int, str, str, str]]
 
 
-FromEngine = PhaseEvent | LogEvent | Ready | StepOutput | ControlDone | Failed
+FromEngine = PhaseEvent | LogEvent | LoadStats | Ready | StepOutput | ControlDone | Failed
 
 _encode = msgspec.msgpack.Encoder().encode
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hotstart.loading.image_store import ImageStore
     from hotstart.loading.ring import Loading
     from hotstart.loading.streams.base import Request
+    from hotstart.messages import LoadStats
     from hotstart.models.base import Store
 
 # Slabs beyond the running sequences keep prefixes of finished ones; they cost address space only.
@@ -65,6 +66,10 @@ class Weights(Protocol):
 
     def describe(self) -> str:
         """How they are read and why, for the log."""
+        ...
+
+    def stats(self) -> LoadStats:
+        """What was read, for the metrics; once all is."""
         ...
 
     def store(self) -> Store:
@@ -214,6 +219,7 @@ class _ImageWeights:
         self.start = image.start
         self.wait = image.wait
         self.describe = image.describe
+        self.stats = image.stats
         self.close = image.close
         self._image = image
         self._prepared = prepared
@@ -420,6 +426,11 @@ class _ArenaWeights:
         """See :class:`Weights`."""
         assert self._loading is not None
         return self._loading.describe()
+
+    def stats(self) -> LoadStats:
+        """See :class:`Weights`."""
+        assert self._loading is not None
+        return self._loading.stats()
 
     def store(self) -> Store:
         """See :class:`Weights`."""

@@ -118,6 +118,7 @@ def _serve(
         link.send(output)
     if probe:
         engine.blocks.reset()
+    link.send(built.weights.stats())
     link.send(
         Ready(
             max_model_len=built.kv.max_model_len,
@@ -134,6 +135,7 @@ def _serve(
         )
     )
     if afterwards is not None:
+        afterwards.copied = lambda copied: _tell_copied(link, built, copied)
         afterwards.go_on()
     spare = SpareTime(built.tune(), (_freeze, built.weights.close), link.wait)
     while True:
@@ -165,6 +167,13 @@ def _log_dtype(link: Link, prepared: Prepared) -> None:
     by = "as stored" if prepared.config.model.dtype == "auto" else "by --dtype"
     text = f"dtype: {matched.dtype}, {by} (weights: {stored})"
     link.send(LogEvent(logging.INFO, text))
+
+
+def _tell_copied(link: Link, built: Built, copied: int) -> None:
+    from msgspec.structs import replace
+
+    with contextlib.suppress(PeerGone):
+        link.send(replace(built.weights.stats(), copied=copied))
 
 
 def _freeze() -> None:

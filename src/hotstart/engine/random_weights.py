@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hotstart.messages import LoadStats
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -33,6 +35,10 @@ class RandomWeights:
 
     def settle(self) -> None:
         """See ``Weights``."""
+
+    def stats(self) -> LoadStats:
+        """See ``Weights``."""
+        return LoadStats()
 
     def describe(self) -> str:
         """See ``Weights``."""

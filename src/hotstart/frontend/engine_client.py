@@ -29,6 +29,7 @@ from hotstart.messages import (
     Failed,
     FinishReason,
     Frames,
+    LoadStats,
     LogEvent,
     NewRequest,
     PhaseEvent,
@@ -170,6 +171,8 @@ class EngineClient(asyncio.Protocol):
             self._timeline.merge(message.phase)
         elif isinstance(message, LogEvent):
             logging.getLogger(message.logger).log(message.level, "%s", message.text)
+        elif isinstance(message, LoadStats):
+            self._metrics.load = message
         elif isinstance(message, Ready):
             self._metrics.set_engine(message)
             self._startup.become_ready(message)

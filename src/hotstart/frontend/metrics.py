@@ -1,19 +1,18 @@
 """Prometheus metrics: vLLM's names where the meaning is the same, ``hotstart:`` for our own.
 
 Gauges and counters that the engine keeps are read from its last step when somebody scrapes;
-histograms are observed as requests advance.
+histograms are observed as requests advance. docs/metrics.md lists all of them; a test compares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
 from typing import TYPE_CHECKING
 
 import prometheus_client
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from hotstart.messages import EngineStats, FinishReason, Ready
+from hotstart.frontend.snapshot import Snapshot
+from hotstart.messages import EngineStats, FinishReason, LoadStats, Ready
 from hotstart.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -43,9 +42,16 @@ class Metrics:
     def __init__(self, model_name: str, timeline: Timeline) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = prometheus_client.CollectorRegistry()
-        self._labels = (model_name, "0")
+        self.labels = (model_name, "0")
+        """The model's served name, and vLLM's number of the engine."""
+        self.timeline = timeline
         self.stats = EngineStats()
         self.ready: Ready | None = None
+        self.load: LoadStats | None = None
+        self.ready_at: float | None = None
+        """When it became ready, by ``time.monotonic()``."""
+        self.first_token_at: float | None = None
+        """Of the first request of all."""
         self.prompt_tokens = self.generation_tokens = self.cached_tokens = 0
         self._success: dict[FinishReason, int] = dict.fromkeys(list(FinishReason)[1:], 0)
 
@@ -68,13 +74,20 @@ class Metrics:
         self._request_max = self._histogram(
             "vllm:request_params_max_tokens", "The max_tokens of requests.", _TOKENS
         )
+        self._request_computed = self._histogram(
+            "vllm:request_prefill_kv_computed_tokens", "Prompt tokens not found in the prefix cache.", _TOKENS
+        )
+        self._request_longest = self._histogram(
+            "vllm:request_max_num_generation_tokens", "Output tokens of a prompt's longest answer.", _TOKENS
+        )
         self._request_n = self._histogram("vllm:request_params_n", "The n of requests.", _COUNTS)
         self._step_tokens = self._histogram("vllm:iteration_tokens_total", "Tokens per step.", _STEP_TOKENS)
-        self._registry.register(_Snapshot(self, self._labels, timeline))
+        self._registry.register(Snapshot(self))
+        prometheus_client.ProcessCollector(registry=self._registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> prometheus_client.Histogram:
         histogram = prometheus_client.Histogram(name, text, _LABELS, buckets=buckets, registry=self._registry)
-        return histogram.labels(*self._labels)
+        return histogram.labels(*self.labels)
 
     def admitted(self, *, n: int, max_tokens: int) -> None:
         """A request passed validation."""
@@ -85,6 +98,8 @@ class Metrics:
         """A token of ``choice`` arrived; keeps the choice's clock."""
         if choice.first_token is None:
             choice.first_token = now
+            if self.first_token_at is None:
+                self.first_token_at = now
             self._ttft.observe(now - choice.arrival)
             self.prompt_tokens += len(choice.prompt)
             self.cached_tokens += choice.cached_tokens
@@ -106,6 +121,12 @@ class Metrics:
         self._decode.observe(last - first)
         self._request_prompt.observe(len(choice.prompt))
         self._request_generation.observe(choice.generated)
+        self._request_computed.observe(len(choice.prompt) - choice.cached_tokens)
+        siblings = (
+            [c for c in choice.generation.choices if c.prompt is choice.prompt] if choice.generation else []
+        )
+        if finish is not FinishReason.ABORT and all(sibling.finish for sibling in siblings):
+            self._request_longest.observe(max(sibling.generated for sibling in siblings))
         if choice.generated > 1:
             self._tpot.observe((last - first) / (choice.generated - 1))
 
@@ -117,7 +138,7 @@ class Metrics:
 
     def set_engine(self, ready: Ready) -> None:
         """What the engine said of itself."""
-        self.ready = ready
+        self.ready, self.ready_at = ready, time.monotonic()
 
     def success(self) -> dict[FinishReason, int]:
         """Ended choices by reason."""
@@ -126,62 +147,3 @@ class Metrics:
     def exposition(self) -> bytes:
         """The text format that scrapers read."""
         return prometheus_client.generate_latest(self._registry)
-
-
-class _Snapshot(Collector):
-    """Everything that is read at the moment of a scrape."""
-
-    def __init__(self, metrics: Metrics, labels: tuple[str, str], timeline: Timeline) -> None:
-        self._metrics = metrics
-        self._labels = labels
-        self._timeline = timeline
-
-    def collect(self) -> Iterator[Metric]:
-        metrics, stats = self._metrics, self._metrics.stats
-        for name, text, value in (
-            ("vllm:num_requests_running", "Requests in the batch.", stats.running),
-            ("vllm:num_requests_waiting", "Requests waiting for a step.", stats.waiting),
-            ("vllm:kv_cache_usage_perc", "Used share of the KV cache, 0 to 1.", stats.kv_usage),
-        ):
-            gauge = GaugeMetricFamily(name, text, labels=_LABELS)
-            gauge.add_metric(self._labels, value)
-            yield gauge
-        for name, text, value in (
-            ("vllm:num_preemptions", "Requests put back to make room.", stats.preemptions),
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_queries),
-            ("vllm:prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits),
-            ("vllm:prompt_tokens", "Prompt tokens of requests that got a token.", metrics.prompt_tokens),
-            ("vllm:prompt_tokens_cached", "Those found in the prefix cache.", metrics.cached_tokens),
-            ("vllm:generation_tokens", "Tokens generated.", metrics.generation_tokens),
-        ):
-            counter = CounterMetricFamily(name, text, labels=_LABELS)
-            counter.add_metric(self._labels, value)
-            yield counter
-        success = CounterMetricFamily(
-            "vllm:request_success", "Ended requests.", labels=(*_LABELS, "finished_reason")
-        )
-        for reason, count in metrics.success().items():
-            success.add_metric((*self._labels, str(reason.text)), count)
-        yield success
-        if metrics.ready is not None:
-            yield self._cache_config(metrics.ready)
-        yield self._phases()
-
-    def _cache_config(self, ready: Ready) -> Metric:
-        values = {
-            "block_size": str(ready.block_size),
-            "kv_cache_memory_bytes": str(ready.kv_cache_bytes),
-            "num_gpu_blocks": str(ready.kv_cache_tokens // max(1, ready.block_size)),
-            "engine": "0",
-        }
-        info = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=tuple(values))
-        info.add_metric(tuple(values.values()), 1)
-        return info
-
-    def _phases(self) -> Metric:
-        gauge = GaugeMetricFamily(
-            "hotstart:startup_phase_seconds", "Length of a phase of the start.", labels=("phase", "process")
-        )
-        for phase in self._timeline.phases():
-            gauge.add_metric((phase.name, phase.process), phase.seconds())
-        return gauge

@@ -99,6 +99,8 @@ class Afterwards:
         self._ready = threading.Event()
         self._wake = threading.Event()
         self._pressed = False
+        self.copied: Callable[[int], None] = lambda nbytes: None
+        """Called with the bytes written to the disk copy so far, after each file."""
         self._cancel = threading.Event()
         self._spare = SpareProcessors(host.cores())
         self._thread = threading.Thread(target=self._run, name="afterwards", daemon=True)
@@ -362,6 +364,7 @@ class Afterwards:
             job.complete(self._cancel)
             self._breathe()
             written += job.written
+            self.copied(written)
             done += job.published
             if job.problem:
                 problems.append(job.problem)

@@ -36,8 +36,10 @@ from hotstart.loading.flow import Flow
 from hotstart.loading.follower import Follower, Nobody
 from hotstart.loading.opened import Opened, begin_trial
 from hotstart.loading.pace import Pace
+from hotstart.loading.stats import stats_of
 from hotstart.loading.tally import LoadReport, Tally
 from hotstart.loading.watch import Watch
+from hotstart.messages import LoadStats
 from hotstart.storage.source import ReadCancelled
 from hotstart.units import format_size
 
@@ -136,6 +138,10 @@ class Image:
             if not self._closed:
                 file.opened.verify()
         return self._tally.report()
+
+    def stats(self) -> LoadStats:
+        """What was read, for the metrics."""
+        return stats_of(self.checkpoint, self.choices, self._tally, taken_over=self._watch.taken_over)
 
     def describe(self) -> str:
         """Strategies and reasons, for the log: ``map (100% resident in the page cache)``."""
@@ -280,7 +286,7 @@ class Image:
                 if reading is not None and not self._watch.moved(reading, offset):
                     raise _TakenOverError
                 self._follower.arrived(file.number, offset - part, offset)
-                self._count(part, took)
+                self._count(part, took, file.number, way)
         except (OSError, HotstartError):
             if reading is None or self._watch.moved(reading, offset):
                 raise
@@ -291,8 +297,8 @@ class Image:
             file.end(step.offset, step.end, way)
         return seconds
 
-    def _count(self, nbytes: int, took: float) -> None:
-        if self._tally.add(nbytes, took):
+    def _count(self, nbytes: int, took: float, file: int, way: str) -> None:
+        if self._tally.add(nbytes, took, file, way):
             self._when_done(self._tally.report())
         if self._tally.done == self.total:
             self._finish()

@@ -34,8 +34,10 @@ from hotstart.loading.choice import Choice, choose_for_gpu, describe
 from hotstart.loading.flow import Flow
 from hotstart.loading.opened import Opened, begin_trial
 from hotstart.loading.pace import Pace
+from hotstart.loading.stats import stats_of
 from hotstart.loading.tally import LoadReport, Tally
 from hotstart.loading.watch import Watch
+from hotstart.messages import LoadStats
 from hotstart.storage.source import ReadCancelled, Source
 from hotstart.units import format_size
 
@@ -144,6 +146,10 @@ class Loading:
             )
         return self._tally.report()
 
+    def stats(self) -> LoadStats:
+        """What was read, for the metrics."""
+        return stats_of(self._checkpoint, self.choices, self._tally, taken_over=self._watch.taken_over)
+
     def describe(self) -> str:
         """Strategies and reasons, for the log."""
         return f"{describe(self.choices)}, through a ring of pinned memory"
@@ -245,13 +251,13 @@ class Loading:
             way, turn = trial.next()
         work.thread, work.slot = threading.current_thread(), slot
         try:
-            read = self._fill(work, slot, file.source(way))
+            read = self._fill(work, slot, file.source(way), way)
         except StorageError:
             # Memory that a driver has pinned, and disks of large blocks, may not suit. If it is the
             # file that is at fault, the error is that of the other way.
             if way != "direct" or not file.refuse():
                 raise
-            read, turn = self._fill(work, slot, file.source("buffered")), None
+            read, turn = self._fill(work, slot, file.source("buffered"), "buffered"), None
         if read is None:
             return None
         lead, seconds = read
@@ -260,7 +266,7 @@ class Loading:
                 each.heed(trial)
         return lead
 
-    def _fill(self, work: _Work, slot: _Slot, source: Source) -> tuple[int, float] | None:
+    def _fill(self, work: _Work, slot: _Slot, source: Source, way: str) -> tuple[int, float] | None:
         """Read the blocks of a chunk: at which byte of them it begins, and the seconds spent reading."""
         chunk, align = work.chunk, source.align
         lead = chunk.offset % align
@@ -280,7 +286,7 @@ class Loading:
                 if not self._watch.moved(reading, begin + done):
                     return None
                 come = min(max(done - lead, 0), chunk.nbytes)
-                self._tally.add(max(0, come - work.counted), took)
+                self._tally.add(max(0, come - work.counted), took, chunk.file, way)
                 work.counted = max(work.counted, come)
         except (OSError, HotstartError):
             if self._watch.moved(reading, begin + done):

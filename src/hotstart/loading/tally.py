@@ -35,6 +35,8 @@ class Tally:
     def __init__(self, total: int, progress: Callable[[int], None]) -> None:
         self.total = total
         self.done = 0
+        self.ways: dict[tuple[int, str], int] = {}
+        """Bytes by file and way of reading, where the reader says."""
         self._progress = progress
         self._told = 0
         self._stall = 0.0
@@ -46,10 +48,12 @@ class Tally:
         """The readers begin now."""
         self._began = self._latest = time.monotonic()
 
-    def add(self, nbytes: int, seconds: float) -> bool:
+    def add(self, nbytes: int, seconds: float, file: int = -1, way: str = "") -> bool:
         """Count a read that has ended just now; True: this call has told that all is done."""
         with self._counting:
             self.done += nbytes
+            if way:
+                self.ways[file, way] = self.ways.get((file, way), 0) + nbytes
             self._stall = max(self._stall, seconds)
             self._latest = time.monotonic()
         told = 0

@@ -56,6 +56,8 @@ class Watch(Generic[T]):
         self._lock = threading.Lock()
         self._readings: set[Reading[T]] = set()
         self._ended = threading.Event()
+        self.taken_over = 0
+        """Reads that stood still and were made again."""
 
     def start(self) -> None:
         """Look regularly, on a thread of its own, until :meth:`end`."""
@@ -111,6 +113,7 @@ class Watch(Generic[T]):
                 reading.offset,
                 age,
             )
+            self.taken_over += 1
             self._take_over(reading.work, reading.offset, reading.attempt + 1)
 
     def _run(self) -> None:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from hotstart.config.load_formats import FORMATS
 from hotstart.errors import ConfigError, HotstartError, StorageError
+from hotstart.loading.stats import stats_of_stream
 from hotstart.loading.streams.base import Request, adapter_of, check_limit, library_of
 from hotstart.loading.streams.handed_over import secrets_of
 from hotstart.loading.tally import LoadReport, Tally
+from hotstart.messages import LoadStats
 
 if TYPE_CHECKING:
     import torch
@@ -81,6 +83,10 @@ class StreamWeights:
     def settle(self) -> None:
         """See ``Weights``: a library holds buffers until it is done, on the GPU too."""
         self.wait()
+
+    def stats(self) -> LoadStats:
+        """See ``Weights``."""
+        return stats_of_stream(self._checkpoint, self._request.load_format, self._tally)
 
     def describe(self) -> str:
         """See ``Weights``."""
