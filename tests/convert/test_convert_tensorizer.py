@@ -97,5 +97,5 @@ def test_a_limit_on_file_sizes_is_named_and_nothing_is_left(tmp_path: Path) -> N
     command = [sys.executable, "-m", "hotstart", *words]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit)
     assert done.returncode == 4, done.stderr
-    assert "cannot be written: File too large; what was written is removed" in done.stderr
+    assert f"cannot be written to {tmp_path}: File too large; what was written is removed" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -16,6 +16,8 @@ import pytest
 import hub_stand_in
 import tiny_models
 from hotstart.cli.main import main
+from hotstart.convert.reading import Reader
+from hotstart.units import format_size
 from object_servers import AzureServer, GcsServer, NanioServer, OpenS3Server, S3Server
 
 COMMAND = [sys.executable, "-m", "hotstart", "convert", "safetensors"]
@@ -191,3 +193,38 @@ def test_a_store_that_takes_nothing_says_what_it_must_allow(
 def test_a_web_server_is_no_place_to_write_to(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert convert(model, "https://models.example.com/new") == 2
     assert "is no place to write to" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("free", [1_000_000, 1_600_000])
+def test_room_for_files_that_lie_here_before_they_are_uploaded_is_looked_for_first(
+    free: int,
+    model: Path,
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A Tensorizer file is written by its name, below TMPDIR; nothing is read for one that has no room."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free))
+    monkeypatch.setattr(Reader, "deliver", lambda *given: pytest.fail("weights were read"))
+    with NanioServer(root) as server:
+        use(monkeypatch, server.environ, tmp_path / "cache")
+        assert main(["convert", "tensorizer", str(model), "s3://models/new"]) == 4
+    said = capsys.readouterr().err
+    assert f"{temporary} has {format_size(free)} free, where these files lie until they are uploaded" in said
+    assert "TMPDIR=" in said
+    assert not (root / "models/new").exists()
+
+
+def test_files_that_need_no_name_need_no_room_here(
+    model: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
+    with NanioServer(root) as server:
+        use(monkeypatch, server.environ, tmp_path / "cache")
+        assert convert(model, "s3://models/new") == 0

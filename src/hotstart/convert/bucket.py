@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from hotstart.convert.target import Digesting, Output
+from hotstart.convert.target import RESERVE, Digesting, Output
 from hotstart.errors import ConfigError, HotstartError, StorageError
 from hotstart.storage.cloud_settings import settings_for
 from hotstart.storage.location import Location
 from hotstart.storage.object_errors import explain_client, refusal_of_client
 from hotstart.storage.temporary import temporary_directory
+from hotstart.units import format_size
 
 log = logging.getLogger("hotstart.storage")
 
@@ -65,8 +67,18 @@ class Bucket:
                 advice="Nothing is overwritten: name another prefix, or delete these objects first",
             )
 
-    def reserve(self, nbytes: int) -> None:
-        """See :class:`hotstart.convert.target.Target`. Stores have room."""
+    def reserve(self, nbytes: int, *, named: int = 0) -> None:
+        """See :class:`hotstart.convert.target.Target`. Stores have room; what is named lies here first."""
+        if not named:
+            return
+        self._staged = self._staged or temporary_directory("hotstart-convert-")
+        place, free = os.path.dirname(self._staged), shutil.disk_usage(self._staged).free
+        if free < named + RESERVE:
+            raise StorageError(
+                f"{place} has {format_size(free)} free, where these files lie until they are uploaded",
+                expected=f"{format_size(named + RESERVE)} for {self.shown}",
+                advice="Make room there, or name a directory that has it: TMPDIR=DIRECTORY hotstart convert",
+            )
 
     def open(self, name: str, *, size: int = 0, beside: int = 1) -> Output:
         """See :class:`hotstart.convert.target.Target`."""

@@ -14,15 +14,13 @@ import tempfile
 from contextlib import suppress
 
 from hotstart.config.paths import absolute
-from hotstart.convert.target import Digesting, Output
+from hotstart.convert.target import RESERVE, Digesting, Output
 from hotstart.errors import ConfigError, HotstartError, StorageError
 from hotstart.storage.access import owner, who
 from hotstart.storage.temporary import lock as lock_directory
 from hotstart.units import format_size
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_RESERVE = 1 << 20
-"""Bytes for directories and the ends of blocks."""
 _STEP = 16 << 20
 
 
@@ -48,13 +46,13 @@ class Directory:
                 advice=f"Mount it, or make it: mkdir -p {self._parent}",
             )
 
-    def reserve(self, nbytes: int) -> None:
+    def reserve(self, nbytes: int, *, named: int = 0) -> None:
         """See :class:`hotstart.convert.target.Target`."""
         free = shutil.disk_usage(self._parent).free
-        if free < nbytes + _RESERVE:
+        if free < nbytes + RESERVE:
             raise StorageError(
                 f"{self._parent} has {format_size(free)} free",
-                expected=f"{format_size(nbytes + _RESERVE)} for {self._path}",
+                expected=f"{format_size(nbytes + RESERVE)} for {self._path}",
                 advice="Make room there, or write somewhere else",
             )
         self._make()

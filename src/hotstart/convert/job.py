@@ -22,6 +22,8 @@ class Plan(Struct, frozen=True):
     files: tuple[PlannedFile, ...]
     index: dict[str, str] | None = None
     """The file of each tensor, where files need one."""
+    named: bool = False
+    """Whether a library writes the weight files by their names, all of them before the first is taken in."""
 
     @property
     def nbytes(self) -> int:
@@ -48,7 +50,8 @@ def convert(
     """
     small = {name: read() for name, read in origin.small.items()}
     try:
-        target.reserve(plan.nbytes + sum(map(len, small.values())) + _overhead(plan))
+        weights = plan.nbytes + _overhead(plan)
+        target.reserve(weights + sum(map(len, small.values())), named=weights if plan.named else 0)
         with timeline.phase("write weights", total=plan.nbytes) as phase:
             done = 0
 
@@ -107,4 +110,5 @@ def _overhead(plan: Plan) -> int:
     """Bytes of headers, the index and tensors stored twice, generously."""
     tensors = [(len(file.names), tensor) for file in plan.files for tensor in file.tensors]
     twice = sum(ranks * len(tensor.also) * tensor.nbytes for ranks, tensor in tensors)
-    return twice + sum(ranks * 800 for ranks, _ in tensors) + 500 * len(plan.files)
+    front = 256 << 10 if plan.named else 500  # Tensorizer's index has room for more tensors than there are
+    return twice + sum(ranks * 800 for ranks, _ in tensors) + front * sum(len(f.names) for f in plan.files)

@@ -15,6 +15,8 @@ from hotstart.storage.digests import SUMS
 
 _ESCAPED = re.compile(r"[\\\n\r]")
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
+RESERVE = 1 << 20
+"""Bytes of a file system for directories and the ends of blocks."""
 
 
 class Output(Protocol):
@@ -41,8 +43,8 @@ class Target(Protocol):
         """Raise ConfigError where something is there already, StorageError where nothing can be written."""
         ...
 
-    def reserve(self, nbytes: int) -> None:
-        """Raise StorageError where so many bytes have no room."""
+    def reserve(self, nbytes: int, *, named: int = 0) -> None:
+        """Raise StorageError where so many bytes have no room, of which ``named`` lie at :meth:`path`."""
         ...
 
     def open(self, name: str, *, size: int = 0, beside: int = 1) -> Output:

@@ -31,7 +31,7 @@ def plan_tensorizer(origin: Origin, tensor_parallel: int) -> Plan:
     """A file for each rank. Raises ConfigError and ModelError."""
     names = [RANK_NAME % rank for rank in range(tensor_parallel)] if tensor_parallel > 1 else [DEFAULT_NAME]
     (tensors,) = rank_tensors(origin, tensor_parallel)
-    return Plan((PlannedFile(tuple(names), tuple(tensors)),))
+    return Plan((PlannedFile(tuple(names), tuple(tensors)),), named=True)
 
 
 def tensorizer_writer(keyfile: str | None) -> Writer:
@@ -58,10 +58,11 @@ def tensorizer_writer(keyfile: str | None) -> Writer:
         except OSError as error:
             if isinstance(error, HotstartError):
                 raise
+            place = os.path.dirname(os.path.dirname(target.path(file.names[0])))
             raise StorageError(
-                f"{target.shown}: a Tensorizer file cannot be written: {error.strerror or error}; "
-                "what was written is removed",
-                advice="Make room on its disk, then convert again",
+                f"{target.shown}: a Tensorizer file cannot be written to {place}: "
+                f"{error.strerror or error}; what was written is removed",
+                advice="Make room there, then convert again",
             ) from None
         for name in file.names:
             target.adopt(name)
