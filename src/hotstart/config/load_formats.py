@@ -123,7 +123,7 @@ _RUNAI_KEYS = {
     "memory_limit": Key(
         int,
         "bytes of its buffer at most; -1: as large as the model, 0: as its largest tensor, "
-        "left out: a quarter of what is free, and 2 GiB at most",
+        "left out: a quarter of what is free, and 512 MiB at most",
         least=-1,
     ),
     "distributed": Key(bool, "true or false; ranks read once together, so it matters with several of them"),
