@@ -127,7 +127,7 @@ class Run:
         rounds = 1 if only else max(1, min(self.args.rounds, int(self.left / seconds_a_round)))
         document = self.work / "load.json"
         document.unlink(missing_ok=True)
-        chosen = [only] if only else installed(self.args.device)
+        chosen = [only] if only else side_by_side(self.args.device)
         argv = ["-m", "hotstart", "bench", "load", str(model), "--device", self.args.device]
         argv += ["--cache", cache, "--iterations", str(rounds), "--timeout", "45"]
         argv += ["--loader", *chosen, "--json", str(document)]
@@ -224,8 +224,8 @@ class Run:
         (self.args.out / "loaders.md").write_text(markdown(self))
 
 
-def installed(device: str) -> list[str]:
-    """Loaders of files that are there, but for transformers, whose import takes longest."""
+def side_by_side(device: str) -> list[str]:
+    """Loaders of files, absent ones too, but for transformers, whose import takes longest."""
     kind = "cpu" if device == "cpu" else "cuda"
     return [
         name
@@ -233,7 +233,6 @@ def installed(device: str) -> list[str]:
         if kind in loader.devices
         and "file" in loader.schemes
         and "safetensors" in loader.formats
-        and not loader.absent
         and name != "transformers"
     ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hotstart.bench import load_report
+from hotstart.bench import load, load_report
 from hotstart.bench.load import Runs, Subject, choose_loaders
 from hotstart.bench.load_children import run_once, run_together
 from hotstart.bench.load_device import MemoryWatch, read_back
@@ -136,3 +136,18 @@ def test_json_of_a_gpu_has_the_device_and_every_peak() -> None:
     assert document["device"] == "cuda:0 NVIDIA H200, GPU-1"
     assert document["format"] == "safetensors"
     assert document["states"][0]["loaders"]["hotstart"][0]["device_peak"] == 2_000_000_000
+
+
+@pytest.mark.gpu
+def test_every_loader_that_is_installed_brings_the_same_bytes_into_a_gpu(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    names, _ = choose_loaders(
+        "file", [name for name, each in NAMED.items() if "cuda" in each.devices], kind="cuda"
+    )
+    out = tmp_path / "load.json"
+    words = ["--device", "cuda", "--loader", *names, "--iterations", "1", "--json", str(out)]
+    assert load.main([str(tiny_model("llama", dtype="bfloat16", shards=2)), *words]) == 0
+    (state,) = json.loads(out.read_text())["states"]
+    assert {name: rounds[0]["error"] for name, rounds in state["loaders"].items()} == dict.fromkeys(names, "")
+    assert all(rounds[0]["device_peak"] > 0 for rounds in state["loaders"].values())
