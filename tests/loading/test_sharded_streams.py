@@ -59,3 +59,19 @@ def test_a_wrong_key_or_pattern_is_refused_before_anything_is_read(
 def test_a_plain_checkpoint_takes_no_pattern() -> None:
     with pytest.raises(HotstartError, match="has no key 'pattern'"):
         loaded(RECORDED / "vocab-70", "auto", pattern="m-{rank}-{part}.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("load_format", "extra", "message"),
+    [
+        ("sharded_state", {"pattern": "m-{rank}.bin"}, "the pattern 'm-{rank}.bin' cannot be used"),
+        ("runai_streamer_sharded", {"pattern": "m-{rnk}-{part}.safetensors"}, "it has the field {rnk}"),
+        ("tensorizer", {"num_readers": 2, "concurrency": 3}, "which differ"),
+    ],
+)
+def test_keys_that_cannot_work_are_refused_before_the_model_is_looked_for(
+    load_format: str, extra: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(HotstartError) as caught:
+        loaded(tmp_path / "no model", load_format, **extra)
+    assert message in str(caught.value)

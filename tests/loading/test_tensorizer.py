@@ -240,7 +240,16 @@ def test_an_ordinary_checkpoint_is_refused_with_the_command_that_converts_it(pla
         ({"readers": 3}, "has no key 'readers' for --load-format tensorizer"),
         ({"num_readers": 0}, "num_readers is 0"),
         ({"tensorizer_config": {"num_readers": "x"}}, "num_readers is 'x'"),
-        ({"num_readers": 2, "concurrency": 3}, "which differ"),
+        ({"num_readers": 2, "concurrency": 3}, "concurrency and num_readers, which differ"),
+        ({"num_readers": 2, "tensorizer_config": {"num_readers": 3}}, "tensorizer_config.num_readers, which"),
+        (
+            {"verify_hash": False, "deserialization_kwargs": {"verify_hash": True}},
+            "verify_hash, which differ",
+        ),
+        (
+            {"tensorizer_uri": "/a/m.tensors", "tensorizer_dir": "/b"},
+            "tensorizer_uri and tensorizer_dir, which",
+        ),
         ({"stream_kwargs": {"s3_region_name": "x"}}, "stream_kwargs cannot have 's3_region_name' so"),
         ({"deserialization_kwargs": {"device": "cpu"}}, "deserialization_kwargs cannot have 'device' so"),
         ({"tensorizer_uri": "%q.tensors"}, "tensorizer_uri ends in '%q.tensors'"),

@@ -31,6 +31,7 @@ def check_loader(config: Config) -> str:
     if not is_stream(load.load_format):
         raise_all(key_problems(load.load_format, load.model_loader_extra_config))
         LoaderOptions.parse(load.model_loader_extra_config)
+        _check_together(config)
         return ""
     place = _place_of(config)
     found = [
@@ -41,9 +42,24 @@ def check_loader(config: Config) -> str:
         _not_installed(load.load_format, place),
     ]
     raise_all([problem for problem in found if problem is not None])
+    _check_together(config)
     from hotstart.loading.streams.base import library_of
 
     return f"--load-format {load.load_format}: {library_of(load.load_format)} is installed"
+
+
+def _check_together(config: Config) -> None:
+    """Raise for keys that are right each, and not together or with these ranks."""
+    given = config.load.model_loader_extra_config
+    if config.load.load_format == "tensorizer":
+        from hotstart.loading.tensorizer_options import TensorizerOptions
+
+        TensorizerOptions.parse(given)
+    elif given.get("pattern") is not None:
+        from hotstart.checkpoint.sharded_names import Pattern
+        from hotstart.loading.by_format import rank_of
+
+        Pattern(given["pattern"]).check(rank_of(config))
 
 
 def _place_of(config: Config) -> str:

@@ -39,43 +39,58 @@ class TensorizerOptions(Struct, frozen=True):
         """
         nested = given.get("tensorizer_config", {})
         raise_all(key_problems("tensorizer", nested))
+        twice = [{key: given[key], f"tensorizer_config.{key}": nested[key]} for key in nested if key in given]
         given = {**given, **nested}
         stream = given.get("stream_kwargs") or {}
         kwargs = given.get("deserialization_kwargs") or {}
+        also = {f"deserialization_kwargs.{key}": value for key, value in kwargs.items()}
+        readers = _given(
+            {**given, **also}, "concurrency", "num_readers", "deserialization_kwargs.num_readers"
+        )
+        hashes = _given({**given, **also}, "verify_hash", "deserialization_kwargs.verify_hash")
         problems = [
             *_unknown("stream_kwargs", stream, _STREAM),
             *_unknown("deserialization_kwargs", kwargs, _DESERIALIZATION),
+            *(problem for each in twice for problem in _differing(each)),
+            *_differing(readers),
+            *_differing(hashes),
+            *_two_places(given),
         ]
-        readers = {
-            key: value
-            for key, value in (
-                ("concurrency", given.get("concurrency")),
-                ("num_readers", given.get("num_readers")),
-                ("deserialization_kwargs.num_readers", kwargs.get("num_readers")),
-            )
-            if value is not None
-        }
-        if len(set(readers.values())) > 1:
-            problems.append(
-                ConfigError(
-                    f"--model-loader-extra-config has {' and '.join(readers)}, which differ",
-                    expected="one of them",
-                )
-            )
         name = DEFAULT_NAME
         try:
             name = _name(given, model) if model is not None else name
         except HotstartError as error:
             problems.append(error)
         raise_all(problems)
-        verify = given.get("verify_hash", kwargs.get("verify_hash"))
         return cls(
             name=name,
-            verify_hash=verify is not False,
+            verify_hash=False not in hashes.values(),
             num_readers=next(iter(readers.values()), None),
             keyfile=given.get("encryption_keyfile"),
             buffer_size=stream.get("buffer_size"),
         )
+
+
+def _given(options: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: options[key] for key in keys if options.get(key) is not None}
+
+
+def _differing(values: Mapping[str, Any]) -> list[HotstartError]:
+    """Keys of one meaning that say different things."""
+    if all(value == next(iter(values.values())) for value in values.values()):
+        return []
+    return [
+        ConfigError(
+            f"--model-loader-extra-config has {' and '.join(values)}, which differ", expected="one of them"
+        )
+    ]
+
+
+def _two_places(given: Mapping[str, Any]) -> list[HotstartError]:
+    uri, directory = given.get("tensorizer_uri"), given.get("tensorizer_dir")
+    if not uri or not directory or not os.path.dirname(uri) or _same(os.path.dirname(uri), directory):
+        return []
+    return _differing({"tensorizer_uri": uri, "tensorizer_dir": directory})
 
 
 def _name(given: Mapping[str, Any], model: ModelConfig) -> str:
