@@ -47,6 +47,8 @@ def fill(s3: S3Server, directory: Path, log: Path) -> None:
     with start(s3, log, "--disk-cache", str(directory)) as server:
         server.until_ready()
         server.until(lambda: "3 files complete" in server.output)
+        written = sum(path.stat().st_size for path in copies(directory))
+        server.until(lambda: server.metric("hotstart:disk_copy_written_bytes_total") == written)
 
 
 def test_the_second_start_reads_the_copies_and_answers_the_same(
@@ -60,6 +62,7 @@ def test_the_second_start_reads_the_copies_and_answers_the_same(
         assert text(server.until_ready()) == expected
         assert f"disk copy: 3 files of 3 read from {directory}" in server.output
         assert "resident in the page cache" in server.output  # mapped, like any file
+        assert 'source="disk_copy",strategy="map"' in server.http.get("/metrics").text
 
 
 def test_four_starts_at_once_share_one_copy(s3: S3Server, tmp_path: Path, expected: str) -> None:
