@@ -13,10 +13,11 @@ from hotstart.bench import load, load_loader
 from hotstart.bench.load import Runs, ceiling, choose_loaders, mark_different
 from hotstart.bench.load_children import run_once
 from hotstart.bench.load_loader import Measurement, Task
+from hotstart.bench.load_loaders import NAMED
 from hotstart.bench.load_local import PLAIN
 from hotstart.bench.load_readers import read_parallel
 from hotstart.checkpoint.layout import open_checkpoint
-from hotstart.errors import ConfigError, DeviceError, EngineError
+from hotstart.errors import ConfigError, DeviceError, EngineError, StorageError
 from object_servers import S3Server
 
 TinyModel = Callable[..., Path]
@@ -244,3 +245,36 @@ def test_plain_reads_fill_every_byte_whatever_the_chunk() -> None:
 
     images = read_parallel([len(each) for each in data], 3, 1000, read)
     assert [bytes(image) for image in images] == data
+
+
+@pytest.mark.parametrize("flag", ["--json", "--png"])
+def test_where_no_result_can_be_written_nothing_is_measured(
+    flag: str, tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "run_once", lambda *_: pytest.fail("measured"))
+    with pytest.raises(StorageError, match=f"{flag} .*No such file or directory"):
+        load.main([str(tiny_model()), flag, str(tmp_path / "gone" / "out")])
+
+
+def test_copy_that_cannot_be_made_leaves_the_others_their_rows(
+    tiny_model: TinyModel, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(paths: list[str], target: str) -> None:
+        raise ModuleNotFoundError("No module named 'boto3'")
+
+    monkeypatch.setattr(load, "convert_for_tensorizer", broken)
+    load.main([str(tiny_model()), "--iterations", "1", "--loader", "hotstart", "tensorizer"])
+    out = capsys.readouterr().out
+    assert (
+        "not measured: tensorizer: its copy cannot be made: ModuleNotFoundError: No module named 'boto3'"
+        in out
+    )
+    assert "hotstart " in out
+
+
+def test_what_only_the_measurement_needs_is_named_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load_loader, "find_spec", lambda name: None if name == "safetensors" else object())
+    assert NAMED["tensorizer"].absent == "pip install safetensors"
+    assert NAMED["safetensors"].absent == "pip install safetensors"

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import trustme
 from safetensors.torch import load_file
 from tensorizer import EncryptionParams, TensorDeserializer, TensorSerializer
 
@@ -339,6 +338,8 @@ def test_without_curl_a_distant_file_is_refused_before_it_is_asked_for(
 def test_certificates_of_ones_own_are_handed_to_the_library(
     plain: Path, model: Path, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import trustme  # not on a machine that is only for tests of a GPU
+
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from statistics import median
 
 from msgspec import Struct
@@ -33,6 +32,7 @@ from hotstart.checkpoint.base import Checkpoint
 from hotstart.checkpoint.layout import open_checkpoint
 from hotstart.config.command import Command
 from hotstart.config.flags import Group, Positional, flag
+from hotstart.config.output_file import check_output, write_output
 from hotstart.config.values import Choice, Many, Number, Text, Whole
 from hotstart.device.choose import DeviceChoice, choose
 from hotstart.device.host import cores
@@ -146,6 +146,9 @@ def main(argv: Sequence[str]) -> int:
         from hotstart.bench.waterfall import require_pillow
 
         require_pillow()
+    for name in ("json", "png"):
+        if path := values.get(name):
+            check_output(f"--{name}", str(path))
     device = choose(str(values["device"]))
     subject = _remote(values["model"]) if is_location(values["model"]) else _local(values["model"])
     if device.kind != "cpu":
@@ -162,7 +165,13 @@ def main(argv: Sequence[str]) -> int:
     results = [Runs(state) for state in states]
     with ExitStack() as stack:
         needs = subject.format == PLAIN_FORMAT and "tensorizer" in chosen
-        converted = _convert(subject, stack) if needs else ""
+        converted = ""
+        if needs:
+            try:
+                converted = _convert(subject, stack)
+            except Exception as error:  # the others are measured all the same
+                chosen.remove("tensorizer")
+                left_out["tensorizer"] = f"its copy cannot be made: {type(error).__name__}: {error}"
         for number in range(values["iterations"]):
             for runs in results:
                 print(f"round {number + 1} of {values['iterations']}, {runs.state}", file=sys.stderr)
@@ -382,8 +391,8 @@ def _report(
     for line in load_report.left_out(left_out):
         print(line)
     if path := values.get("json"):
-        Path(str(path)).write_text(load_report.as_json(results, subject, left_out), encoding="utf-8")
+        write_output("--json", str(path), load_report.as_json(results, subject, left_out).encode())
     if path := values.get("png"):
         from hotstart.bench.load_chart import draw
 
-        draw(results, subject, str(path))
+        write_output("--png", str(path), draw(results, subject))

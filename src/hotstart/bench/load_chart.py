@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,8 @@ _INK, _FAINT, _LINE = "#1f2328", "#656d76", "#cf222e"
 _OURS, _OTHERS = "#0969da", "#8c959f"
 
 
-def draw(results: Sequence[Runs], subject: Subject, path: str) -> None:
-    """Write the picture; bars are medians, thin lines reach from the slowest round to the fastest."""
+def draw(results: Sequence[Runs], subject: Subject) -> bytes:
+    """The picture, as PNG; bars are medians, thin lines reach from the slowest round to the fastest."""
     from PIL import Image, ImageDraw, ImageFont
 
     groups = [(runs, rows(runs, subject)) for runs in results]
@@ -31,7 +32,9 @@ def draw(results: Sequence[Runs], subject: Subject, path: str) -> None:
         top = _draw_group(canvas, runs, found, subject, top)
     legend = "bar: median; thin line: slowest to fastest round; red: ceiling, what plain readers get"
     canvas.text((12, top), legend, font=ImageFont.load_default(14), fill=_FAINT)
-    image.save(path, format="PNG")
+    png = io.BytesIO()
+    image.save(png, format="PNG")
+    return png.getvalue()
 
 
 def _draw_group(canvas: Any, runs: Runs, found: Sequence[Row], subject: Subject, top: int) -> int:

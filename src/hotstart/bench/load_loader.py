@@ -94,6 +94,10 @@ class Loaded(Struct):
 Load = Callable[[], Loaded]
 
 
+_PLAIN_PACKAGES = {"safetensors", "torch"}
+"""Modules that a package of the same name brings."""
+
+
 class Loader(Struct, frozen=True):
     """One row of the table."""
 
@@ -113,8 +117,12 @@ class Loader(Struct, frozen=True):
     @property
     def absent(self) -> str:
         """The command that installs it; empty: it is installed."""
-        missing = any(find_spec(name) is None for name in self.imports)
-        return f"pip install {self.install}" if missing else ""
+        missing = {name for name in self.imports if find_spec(name) is None}
+        # Of what only the measurement needs, the library's own command would bring nothing.
+        needed = sorted(missing & _PLAIN_PACKAGES)
+        if missing - _PLAIN_PACKAGES:
+            needed.insert(0, self.install)
+        return f"pip install {' '.join(needed)}" if needed else ""
 
 
 def digest(sums: Mapping[str, int], names: Iterable[str]) -> str:

@@ -26,10 +26,28 @@ def write_output(flag: str, path: str, content: bytes, *, patience: float = PATI
     try:
         _write(path, content, patience)
     except OSError as error:
-        raise StorageError(
-            f"{flag} {path} cannot be written: {error.strerror or error}",
-            advice="name a file in a directory that exists and is writable",
-        ) from None
+        raise _cannot(flag, path, error.strerror or str(error)) from None
+
+
+def check_output(flag: str, path: str) -> None:
+    """Raise StorageError for what cannot be written, before the work whose results it is to hold."""
+    folder = os.path.dirname(os.path.realpath(path))
+    code = 0
+    if os.path.isdir(path):
+        code = errno.EISDIR
+    elif not os.path.isdir(folder):
+        code = errno.ENOENT
+    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        code = errno.EACCES
+    if code:
+        raise _cannot(flag, path, os.strerror(code))
+
+
+def _cannot(flag: str, path: str, why: str) -> StorageError:
+    return StorageError(
+        f"{flag} {path} cannot be written: {why}",
+        advice="name a file in a directory that exists and is writable",
+    )
 
 
 def _write(path: str, content: bytes, patience: float) -> None:
