@@ -31,6 +31,7 @@ from hotstart.frontend.protocol import fields as f
 from hotstart.frontend.protocol.chat import Messages
 from hotstart.frontend.sampling import per_choice
 from hotstart.frontend.start import load_text
+from hotstart.frontend.tokenizer import Tokenizer
 from hotstart.loading.loader_check import check_loader
 from hotstart.messages import NewRequest, SamplingParams, TokenLogprobs, pack_ids
 
@@ -109,9 +110,13 @@ class LLM:
             pass
         self._engine = built.engine
         self.max_model_len = built.kv.max_model_len
-        self._vocab_size = prepared.geometry.vocab_size
-        self._max_logprobs = min(config.model.max_logprobs, self._vocab_size)
+        self.vocab_size = prepared.geometry.vocab_size
+        self._max_logprobs = min(config.model.max_logprobs, self.vocab_size)
         self._next_id = 0
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer: ``encode(text)``, ``decode(ids)``."""
+        return self._text.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config.json asks for."""
@@ -230,10 +235,10 @@ class LLM:
         self._check_ids("logit_bias", params.logit_bias)
 
     def _check_ids(self, what: str, ids: Iterable[int]) -> None:
-        wrong = next((token for token in ids if not 0 <= token < self._vocab_size), None)
+        wrong = next((token for token in ids if not 0 <= token < self.vocab_size), None)
         if wrong is not None:
             raise ConfigError(
-                f"{what} has the token id {wrong}", expected=f"0 to {self._vocab_size - 1} (vocabulary)"
+                f"{what} has the token id {wrong}", expected=f"0 to {self.vocab_size - 1} (vocabulary)"
             )
 
     def _run(self, choices: dict[int, Choice]) -> None:

@@ -25,6 +25,8 @@ usage: hotstart COMMAND …
   serve MODEL            serve a model over an OpenAI-compatible HTTP API
   check MODEL            run the checks at the head of serve and report every problem
   bench startup MODEL    measure process start to first token, of hotstart or of another server
+  bench latency MODEL    measure how long one batch takes, in this process
+  bench throughput MODEL measure requests and tokens a second, in this process
   bench load MODEL       measure how fast loaders bring weights into memory, ours and others, side by side
   convert safetensors    write a model's weights anew, in files of another size
   convert sharded        write files for each rank, in vLLM's layout
@@ -189,6 +191,18 @@ def _bench_startup(argv: list[str]) -> int:
     return startup.main(argv)
 
 
+def _bench_latency(argv: list[str]) -> int:
+    from hotstart.bench import latency
+
+    return latency.main(argv)
+
+
+def _bench_throughput(argv: list[str]) -> int:
+    from hotstart.bench import throughput
+
+    return throughput.main(argv)
+
+
 def _bench_load(argv: list[str]) -> int:
     from hotstart.bench import load
 
@@ -208,6 +222,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": _serve,
     "check": _check,
     "bench startup": _bench_startup,
+    "bench latency": _bench_latency,
+    "bench throughput": _bench_throughput,
     "bench load": _bench_load,
     "convert safetensors": _convert("safetensors"),
     "convert sharded": _convert("sharded"),
