@@ -91,11 +91,22 @@ def main() -> int:
     parser.add_argument("--silent", action="store_true", help="streams hold no text")
     parser.add_argument("--rejects", help="every request with this word")
     parser.add_argument("--dies", help="print this and exit with 3")
+    parser.add_argument("--journal", help="a file to which --early is added")
+    parser.add_argument("--prints", action="append", default=[], help="a line of its log")
+    parser.add_argument("--reads", help="a file that is read before it answers")
     parser.add_argument("--orphan", action="store_true", help="leave a process behind")
     options = parser.parse_args()
     if options.dies:
         print(options.dies)
         return 3
+    for line in options.prints:
+        print(line, flush=True)
+    if options.journal:
+        with open(options.journal, "a") as journal:
+            journal.write(f"{options.early}\n")
+    if options.reads:
+        with open(options.reads, "rb", buffering=0) as file:
+            file.read()
     if options.orphan:
         waiter = "import signal; signal.pause()"
         subprocess.Popen([sys.executable, "-c", waiter], start_new_session=True)

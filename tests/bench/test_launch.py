@@ -59,6 +59,33 @@ def test_server_without_phases_has_none() -> None:
     assert observe(stub()).phases == ()
 
 
+def test_phases_come_from_the_log_of_a_server_that_has_no_others() -> None:
+    start = observe(stub("--prints", "INFO Loading weights took 0.25 seconds", "--prints", "ready"))
+    (phase,) = start.phases
+    assert phase["name"] == "load weights"
+    assert 0 <= float(str(phase["start"])) <= float(str(phase["end"])) < start.first_token
+
+
+def test_reads_and_peak_memory_of_the_processes_are_counted_in_every_start(tmp_path: Path) -> None:
+    start = observe(stub())
+    assert start.read_bytes is not None
+    assert start.peak_rss > 1 << 20
+
+
+def test_port_that_something_else_has_is_not_measured() -> None:
+    server = stub()
+    with socket.create_server(("127.0.0.1", server.target.port)):
+        with pytest.raises(EngineError, match="where something listens already"):
+            observe(server)
+
+
+def test_load_after_the_first_token_counts_tokens_by_the_second() -> None:
+    minute = observe(stub(), load_seconds=1.0).minute
+    assert minute is not None
+    assert len(minute.tokens) == 1
+    assert minute.tokens[0] >= 4
+
+
 def test_memory_and_idle_cpu_are_measured_on_request() -> None:
     start = observe(stub(), memory=True, idle_seconds=0.1)
     assert start.peak_pss > 1 << 20

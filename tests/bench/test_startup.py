@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hotstart.bench import pagecache, startup
+from hotstart.bench import first_minute, pagecache, startup
 from hotstart.bench.floor import measure_floor, measure_read
-from hotstart.errors import ConfigError, EngineError
-from running_server import free_port
+from hotstart.errors import EngineError, HotstartError
 
 STUB = Path(__file__).with_name("stub_server.py")
 
@@ -21,30 +20,96 @@ def test_other_server_is_measured_by_its_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(startup, "import_torch", lambda: 1.0)
-    port, out = free_port(), tmp_path / "start.json"
-    command = f"{sys.executable} {STUB} {port}"
-    code = startup.main(["--command", command, "--port", str(port), "--iterations", "2", "--json", str(out)])
+    out = tmp_path / "start.json"
+    command = f"{sys.executable} {STUB} {{port}}"
+    code = startup.main(["--compare", command, "--iterations", "2", "--json", str(out)])
     assert code == 0
     assert "first token" in capsys.readouterr().out
     (state,) = json.loads(out.read_text())["states"]
     assert [len(starts) for starts in state["starts"].values()] == [2]
 
 
+def test_servers_are_measured_in_turns_and_one_that_fails_does_not_end_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "import_torch", lambda: 1.0)
+    journal, out = tmp_path / "journal", tmp_path / "start.json"
+    commands = [
+        f"{sys.executable} {STUB} {{port}} --journal {journal} --early {how}" for how in ("hold", "refuse")
+    ]
+    commands.append(f"{sys.executable} {STUB} {{port}} --journal {journal} --early hold --dies gone")
+    words = [word for command in commands for word in ("--compare", command)]
+    code = startup.main([*words, "--iterations", "2", "--json", str(out)])
+    assert code == EngineError.exit_code
+    assert journal.read_text().split() == ["hold", "refuse", "refuse", "hold"]
+    printed = capsys.readouterr()
+    assert "failed: ended with exit code 3 before it answered" in printed.out
+    assert "    gone" in printed.err
+    document = json.loads(out.read_text())
+    first, second, third = document["servers"]
+    assert (first, second) == ("stub_server.py hold", "stub_server.py refuse")
+    assert [len(starts) for starts in document["states"][0]["starts"].values()] == [2, 2]
+    assert set(document["states"][0]["failed"]) == {third}
+    assert f"first token of {second}: " in printed.out
+
+
+def test_first_minute_is_counted_by_the_second_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "import_torch", lambda: 1.0)
+    monkeypatch.setattr(first_minute, "SECONDS", 1.0)
+    out, png = tmp_path / "start.json", tmp_path / "start.png"
+    command = f"{sys.executable} {STUB} {{port}}"
+    flags = ["--iterations", "1", "--first-minute", "--json", str(out), "--png", str(png)]
+    assert startup.main(["--compare", command, *flags]) == 0
+    (state,) = json.loads(out.read_text())["states"]
+    (minute,) = state["minutes"].values()
+    assert len(minute["tokens"]) == 1
+    assert minute["tokens"][0] > 4
+    assert minute["failed"] == 0
+    assert "  tokens/s, by 5 s" in capsys.readouterr().out
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_files_that_a_compared_command_names_are_evicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "import_torch", lambda: 1.0)
+    weights, out = tmp_path / "model.gguf", tmp_path / "start.json"
+    weights.write_bytes(bytes(1 << 22))
+    pagecache.evict_all([str(weights)])
+    if pagecache.resident_share([str(weights)]) != 0.0:
+        pytest.skip("this file system keeps its files in memory, or does not say")
+    command = f"{sys.executable} {STUB} {{port}} --reads {weights}"
+    flags = ["--iterations", "1", "--cache", "cold", "--json", str(out)]
+    assert startup.main(["--compare", command, *flags]) == 0
+    assert "weights in the page cache just before a start: 0%" in capsys.readouterr().out
+    (state,) = json.loads(out.read_text())["states"]
+    assert state["kept"] == {str(weights): 0.0}
+    ((start,),) = state["starts"].values()
+    assert start["read_bytes"] >= 1 << 22
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "neither MODEL nor --command"),
-        (["--command", "server"], "--command and --port belong together"),
+        ([], "neither MODEL nor --compare"),
+        (["--compare", "server"], "--compare 'server' does not say where its server listens"),
+        (["--compare", "server 'x"], "is no command line: No closing quotation"),
+        (
+            ["--compare", "server --port {port}", "--json", "no/place/x"],
+            "--json no/place/x cannot be written",
+        ),
         (["no/such/model"], "no/such/model is no directory"),
         (
             ["s3://b/m"],
-            r"s3://b/m lies in a store.*--port 8001 --command 'hotstart serve s3://b/m --port 8001'",
+            r"s3://b/m lies in a store.*--compare 'hotstart serve s3://b/m --port \{port\}'",
         ),
         (["--iterations", "0"], "--iterations is 0; expected a whole number"),
     ],
 )
 def test_bad_command_lines_are_refused_before_anything_starts(arguments: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(HotstartError, match=message):
         startup.main(arguments)
 
 

@@ -181,7 +181,10 @@ def _text_of(event: dict[str, object]) -> str:
     if not isinstance(choices, list) or not choices:
         return ""
     choice = choices[0]
-    return str(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
+    delta = choice.get("delta") or {}
+    # A model that thinks first streams its thoughts under one of two names.
+    thought = delta.get("reasoning_content") or delta.get("reasoning")
+    return str(choice.get("text") or delta.get("content") or thought or "")
 
 
 def _tokens_of(event: dict[str, object]) -> int:

@@ -23,8 +23,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import IO
 
-from hotstart.bench import processes
+from hotstart.bench import diskstats, first_minute, processes
 from hotstart.bench.client import Answer, RefusedError, Target, ask, connect, fresh_prompt, get, request_body
+from hotstart.bench.log_phases import LogPhases
 from hotstart.errors import EngineError
 
 POLL = 0.005
@@ -65,7 +66,14 @@ class Start:
     second_ttft: float
     """The same for a second request with another fresh prompt, sent when the first was finished."""
     phases: tuple[dict[str, object], ...] = ()
-    """As the server's /startup.json gives them; empty where there is none."""
+    """As the server's /startup.json gives them; without one what its log tells; else empty."""
+    read_bytes: int | None = None
+    """That its processes made the storage read until the first answer was complete; None: not told."""
+    device_bytes: dict[str, int] = field(default_factory=dict)
+    """That each disk of the machine has read in the same time, for whomever."""
+    peak_rss: int = 0
+    """Bytes: the greatest resident memory of each process so far, added up."""
+    minute: first_minute.FirstMinute | None = None
     peak_pss: int = 0
     """Bytes; 0: not measured."""
     idle_cpu: float = 0.0
@@ -86,22 +94,32 @@ class _Moments:
     gone: threading.Event = field(default_factory=threading.Event)
 
 
-def observe(server: Server, *, memory: bool = False, idle_seconds: float = 0.0) -> Start:
+def observe(
+    server: Server, *, memory: bool = False, idle_seconds: float = 0.0, load_seconds: float = 0.0
+) -> Start:
     """Start, ask twice, stop.
 
     ``memory`` samples the tree's PSS, which slows the start: its times are not to be compared.
+    ``load_seconds`` loads the server for so long after its first token.
     Raises ``EngineError`` with the server's last lines when it ends early, times out, refuses the
-    request, or leaves processes behind.
+    request, or leaves processes behind; and when another server has its port.
     """
+    _check_port(server)
     with tempfile.TemporaryFile() as output:
+        disks = diskstats.read_bytes()
         spawned = time.monotonic()
         process = _spawn(server, output)
         moments = _Moments()
+        log = LogPhases(spawned)
         sampler = _PssSampler(process.pid) if memory else None
         try:
-            first, target = _wait(server, process, moments, output)
+            first, target = _wait(server, process, moments, output, log)
+            members = processes.tree(process.pid)
+            read, peak_rss = processes.read_bytes(members), processes.peak_rss(members)
+            disks = diskstats.since(disks)
+            minute = first_minute.watch(target, first, load_seconds) if load_seconds else None
             second = ask(target, request_body(target, fresh_prompt(), max_tokens=16))
-            phases = _phases(target)
+            phases = _phases(target) or log.phases()
             idle = _idle_cpu(process.pid, idle_seconds) if idle_seconds else 0.0
         except (RefusedError, OSError, ValueError) as error:
             raise EngineError(f"{server.name}: {error}; its last lines:\n{_tail(output)}") from error
@@ -119,8 +137,21 @@ def observe(server: Server, *, memory: bool = False, idle_seconds: float = 0.0) 
             first_ttft=first.ttft,
             second_ttft=second.ttft,
             phases=phases,
+            read_bytes=read,
+            device_bytes=disks,
+            peak_rss=peak_rss,
+            minute=minute,
             peak_pss=peak,
             idle_cpu=idle,
+        )
+
+
+def _check_port(server: Server) -> None:
+    """Whoever listens already would be measured in the place of the server."""
+    if _accepts(server.target):
+        raise EngineError(
+            f"{server.name} is to listen on port {server.target.port}, where something listens already",
+            advice="stop it, or give the server another port",
         )
 
 
@@ -145,7 +176,7 @@ def _die_with_parent() -> None:
 
 
 def _wait(
-    server: Server, process: subprocess.Popen[bytes], moments: _Moments, output: IO[bytes]
+    server: Server, process: subprocess.Popen[bytes], moments: _Moments, output: IO[bytes], log: LogPhases
 ) -> tuple[Answer, Target]:
     """Both moments: ready, and the first answer. Watches the process and the clock meanwhile."""
     watchers = [
@@ -155,7 +186,11 @@ def _wait(
     for watcher in watchers:
         watcher.start()
     deadline = time.monotonic() + server.timeout
+    printed = 0
     while not (moments.ready and moments.first):
+        more = os.pread(output.fileno(), 1 << 20, printed)
+        printed += len(more)
+        log.feed(more, time.monotonic())
         if process.poll() is not None:
             cause = f"ended with {_exit_words(process.returncode)} before it answered"
         elif moments.failure:
@@ -330,7 +365,7 @@ def running(server: Server) -> Iterator[Target]:
         process = _spawn(server, output)
         moments = _Moments()
         try:
-            _, target = _wait(server, process, moments, output)
+            _, target = _wait(server, process, moments, output, LogPhases(time.monotonic()))
             yield target
         finally:
             moments.gone.set()

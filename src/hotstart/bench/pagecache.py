@@ -58,11 +58,15 @@ def drop_everything() -> bool:
 
 def resident_share(paths: Iterable[str]) -> float | None:
     """Share of the bytes of these files that the page cache holds, 0 to 1; None: cannot be known."""
-    held = total = 0.0
-    for path in paths:
-        fraction, size = resident_fraction(path), os.path.getsize(path)
-        if fraction is None:
-            return None
-        held += fraction * size
-        total += size
-    return held / total if total else None
+    sizes = {path: os.path.getsize(path) for path in paths}
+    shares = resident_shares(sizes)
+    total = sum(sizes.values())
+    if not total or len(shares) < len(sizes):
+        return None
+    return sum(shares[path] * size for path, size in sizes.items()) / total
+
+
+def resident_shares(paths: Iterable[str]) -> dict[str, float]:
+    """By file, the share of its bytes that the page cache holds; without those where it cannot be known."""
+    found = {path: resident_fraction(path) for path in paths}
+    return {path: share for path, share in found.items() if share is not None}

@@ -1,4 +1,4 @@
-"""A process tree as /proc shows it: who is in it, what memory it holds, what CPU time it used."""
+"""A process tree as /proc shows it: who is in it, its memory, its reads, its CPU time."""
 
 from __future__ import annotations
 
@@ -71,6 +71,35 @@ def pss(processes: list[Process]) -> int:
             continue
         total += int(fields.get(b"Pss", b"0 kB").split()[0]) * 1024
     return total
+
+
+def peak_rss(processes: list[Process]) -> int:
+    """Bytes: the greatest resident memory of each that still runs, added up; what is shared counts in each.
+
+    Source: ``VmHWM`` of /proc/PID/status, which the kernel keeps at no cost to the process.
+    """
+    return sum(_field(process.pid, "status", b"VmHWM") for process in processes) * 1024
+
+
+def read_bytes(processes: list[Process]) -> int | None:
+    """Bytes that these, and the children they have waited for, made the storage read; None: not told.
+
+    Source: ``read_bytes`` of /proc/PID/io. What the page cache held is not in it; pages that are read
+    by touching a mapping are.
+    """
+    found = [_field(process.pid, "io", b"read_bytes", missing=-1) for process in processes]
+    told = [value for value in found if value >= 0]
+    return sum(told) if told else None
+
+
+def _field(pid: int, file: str, name: bytes, *, missing: int = 0) -> int:
+    """A number of /proc/PID/FILE."""
+    with suppress(OSError), open(f"/proc/{pid}/{file}", "rb") as lines:
+        for line in lines:
+            key, _, value = line.partition(b":")
+            if key == name:
+                return int(value.split()[0])
+    return missing
 
 
 def cpu_seconds(processes: list[Process]) -> float:

@@ -231,7 +231,7 @@ class _Reading:
     def _note_repetitions(self) -> None:
         seen: dict[Flag, int] = {}
         for use in self.uses:
-            if not use.subkey and use.row.to != self._positional_to():
+            if not use.subkey and use.row.to != self._positional_to() and not use.row.kind.repeats:
                 seen[use.row] = seen.get(use.row, 0) + 1
         for row, count in seen.items():
             if count > 1:
@@ -314,6 +314,8 @@ class _Reading:
     def _set(self, use: Use, value: object) -> None:
         to = use.row.to
         self.result.given[to] = use.spelled
+        if use.row.kind.repeats and isinstance(value, tuple):
+            value = (*self.result.values.get(to, ()), *value)
         if not use.subkey:
             self.result.values[to] = value
             return

@@ -22,6 +22,8 @@ class Kind:
     expects = "a text that is not empty"
     many = False
     """Takes all words up to the next flag."""
+    repeats = False
+    """Each use of the flag adds to a tuple, where otherwise the last one counts."""
 
     def parse(self, text: str) -> object:
         """Read a word of the command line. Raises ``ValueError``."""
@@ -229,6 +231,25 @@ class Many(Kind):
         if not isinstance(values, list) or not values:
             raise ValueError
         return tuple(self.each.convert(value) for value in values)
+
+
+class Repeated(Kind):
+    """A flag that may be given several times, each with one value: a tuple of all."""
+
+    repeats = True
+
+    def __init__(self, each: Kind) -> None:
+        self.each = each
+        self.metavar = each.metavar
+        self.expects = each.expects
+
+    def parse(self, text: str) -> object:
+        """A tuple of the one value."""
+        return (self.each.parse(text),)
+
+    def convert(self, value: object) -> object:
+        """A YAML list, or a single value."""
+        return tuple(self.each.convert(one) for one in (value if isinstance(value, list) else [value]))
 
 
 def parse_json(text: str) -> object:
