@@ -31,13 +31,14 @@ test: $(VENV)/dev ## the whole test suite, by two workers
 kill-storm: $(VENV)/dev ## 200 starts, each ended by a kill of either process at a random moment: what is left?
 	@$(BIN)/python scripts/kill_storm.py --kills 200
 
-lint: $(VENV)/dev ## format, lint, types, generated docs, sizes, leftovers
+lint: $(VENV)/dev ## format, lint, types, generated docs, sizes, leftovers, age of the README's start
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
 	@$(BIN)/python scripts/generate_docs.py --check
 	@$(BIN)/python scripts/lint_size.py
 	@$(BIN)/python scripts/lint_leftovers.py
+	@$(BIN)/python scripts/lint_timeline.py
 
 fix: $(VENV)/dev ## format, and repair what the linter can
 	@$(BIN)/ruff check --fix

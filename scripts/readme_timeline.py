@@ -1,49 +1,72 @@
-"""Measure the start of the demo model and put its median timeline into both READMEs."""
+"""Measure the start of the demo model by ``hotstart bench startup``, and put its median into both READMEs.
+
+The block names the commit it was measured at; ``scripts/lint_timeline.py`` looks at its age.
+"""
 
 from __future__ import annotations
 
-import re
+import json
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from statistics import median
+from typing import Any
 
 import msgspec
-from demo import NAME, prepared, serve_command
+from demo import NAME, prepared
+from lint_timeline import BLOCK, PAGES, ROOT
 
-from hotstart.bench.client import Target
-from hotstart.bench.floor import import_torch, measure_floor
-from hotstart.bench.launch import Server, Start, free_port, observe
+from hotstart.bench import startup
+from hotstart.bench.launch import Start
 from hotstart.bench.report import median_start
 from hotstart.cli.progress import startup_table
 from hotstart.timeline import Phase, Timeline
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "README.zh-CN.md")
-BLOCK = re.compile(r"(<!-- timeline: .*? -->\n).*?(<!-- /timeline -->)", re.DOTALL)
 ROUNDS = 5
 
 
 def main() -> int:
-    model = prepared()
-    imports, floors, starts = [], [], []
-    for _ in range(ROUNDS):
-        imports.append(import_torch())
-        floors.append(measure_floor(str(model), "map").total)
-        port = free_port()
-        argv = tuple(serve_command(model, "--host", "127.0.0.1", "--port", str(port)))
-        starts.append(observe(Server("hotstart", argv, Target("127.0.0.1", port, model=NAME))))
-    start = median_start(starts)
-    block = f"```text\n{table(start)}\n\n{summary(start, median(imports), median(floors))}\n```\n"
+    commit = measured_commit()
+    document = measured()
+    [state] = document["states"]
+    start = median_start([msgspec.convert(entry, Start) for entry in state["starts"]["hotstart"]])
+    block = f"```text\n{table(start)}\n\n{summary(start, document['summary'][state['state']])}\n```\n"
     for name in PAGES:
         page = ROOT / name
         text, count = BLOCK.subn(
-            lambda found: f"{found[1]}{block}{found[2]}", page.read_text(encoding="utf-8")
+            lambda found: f"{marker(commit)}\n{block}{found[3]}", page.read_text(encoding="utf-8")
         )
         if count != 1:
             raise SystemExit(f"{name} has {count} timeline blocks; expected one")
         page.write_text(text, encoding="utf-8")
     print(block)
     return 0
+
+
+def marker(commit: str) -> str:
+    return f"<!-- timeline: written by scripts/readme_timeline.py at {commit} -->"
+
+
+def measured_commit() -> str:
+    """HEAD, which must be what runs."""
+    changed = git("status", "--porcelain", "--", "src", "pyproject.toml")
+    if changed:
+        raise SystemExit(f"commit first; what would be measured is no commit:\n{changed}")
+    return git("rev-parse", "--short=10", "HEAD").strip()
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+
+
+def measured() -> dict[str, Any]:
+    """What ``bench startup`` writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "start.json"
+        flags = ["--iterations", str(ROUNDS), "--json", str(out), "--", "--served-model-name", NAME]
+        if code := startup.main([str(prepared()), *flags]):
+            raise SystemExit(code)
+        return dict(json.loads(out.read_text(encoding="utf-8")))
 
 
 def table(start: Start) -> str:
@@ -54,10 +77,11 @@ def table(start: Start) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def summary(start: Start, imports: float, floor: float) -> str:
+def summary(start: Start, medians: dict[str, Any]) -> str:
     return (
         f"first token over HTTP  {start.first_token:.2f} s, from before the process existed\n"
-        f'python -c "import torch"  {imports:.2f} s; floor (import, bytes, one forward step)  {floor:.2f} s'
+        f'python -c "import torch"  {medians["import_torch"]:.2f} s; '
+        f"floor (import, bytes, one forward step)  {medians['floor']:.2f} s"
     )
 
 
