@@ -62,7 +62,8 @@ class Handler(BaseHTTPRequestHandler):
             self.stream("" if self.server.options.silent else "word ")
 
     def stream(self, text: str) -> None:
-        chunks = [{"choices": [{"text": ""}]}, *[{"choices": [{"text": text}]}] * 3]
+        word = {"delta": {"reasoning_content": text}} if self.server.options.thinks else {"text": text}
+        chunks = [{"choices": [{"text": ""}]}, *[{"choices": [word]}] * 3]
         chunks.append({"choices": [], "usage": {"completion_tokens": 4}})
         data = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
         self.send(200, "text/event-stream", data.encode())
@@ -89,6 +90,7 @@ def main() -> int:
     parser.add_argument("--no-health", action="store_true")
     parser.add_argument("--phases", action="store_true")
     parser.add_argument("--silent", action="store_true", help="streams hold no text")
+    parser.add_argument("--thinks", action="store_true", help="what is streamed are thoughts")
     parser.add_argument("--rejects", help="every request with this word")
     parser.add_argument("--dies", help="print this and exit with 3")
     parser.add_argument("--journal", help="a file to which --early is added")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hotstart.bench import compare, diskstats
+from hotstart.bench.startup import STARTUP
 from hotstart.errors import ConfigError
 
 
@@ -23,6 +24,13 @@ from hotstart.errors import ConfigError
 )
 def test_port_is_what_the_command_says_or_the_programs_own(command: str, port: int) -> None:
     assert compare.parsed(command)[1] == port
+
+
+def test_each_compare_adds_a_command() -> None:
+    arguments = STARTUP.parse(["--compare", "a --x", "--compare=b", "--iterations", "1"])
+    assert arguments.values["compare"] == ("a --x", "b")
+    assert not arguments.notes
+    assert STARTUP.parse([]).values["compare"] == ()
 
 
 def test_free_port_is_put_where_the_command_wants_one() -> None:

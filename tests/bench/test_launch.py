@@ -107,6 +107,10 @@ def test_stream_without_text_is_no_first_token() -> None:
         observe(stub("--silent"))
 
 
+def test_first_token_may_be_a_thought() -> None:
+    assert in_order(observe(stub("--thinks")))
+
+
 def test_server_that_is_never_ready_times_out() -> None:
     with pytest.raises(EngineError, match="has not answered within 1 s"):
         observe(stub("--ready-after", "1000000000", timeout=1.0))

@@ -127,7 +127,9 @@ def _draw_group(canvas: Any, title: str, group: Sequence[Bar], top: int, left: f
         canvas.text((_MARGIN, middle), bar.label, font=_font(), fill=_INK, anchor="lm")
         canvas.rectangle(box, fill=_COLOURS[bar.kind])
         text = format_seconds(bar.end - bar.start)
-        canvas.text((end + 6, middle), text, font=_font(), fill=_FAINT, anchor="lm")
+        # A halo, since the line of the floor may run through it.
+        halo = {"stroke_width": 3, "stroke_fill": "white"}
+        canvas.text((end + 7, middle), text, font=_font(), fill=_FAINT, anchor="lm", **halo)
         top += _ROW
     return bottom + 2 * _ROW
 
