@@ -110,7 +110,7 @@ def test_what_cannot_be_measured_is_said_instead(
         ("[{]", "is no JSON"),
         ("{}", "holds no conversation of two turns"),
         ('[{"conversations": [1, 2]}]', "holds no conversation of two turns"),
-        ('[{"conversations": [{"value": "a"}, {"value": "b"}]}]', "none of 1 conversations"),
+        ('[{"conversations": [{"value": "a"}, {"value": "b"}]}]', "none of 1 conversation in"),
     ],
 )
 def test_file_of_another_form_is_refused_with_the_form(

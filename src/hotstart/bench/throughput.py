@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from hotstart.bench import in_process
 from hotstart.bench.output import check_outputs
-from hotstart.bench.throughput_prompts import RANDOM, SHAREGPT, Request, read_dataset, requests_of
+from hotstart.bench.serving.datasets_files import read_sharegpt
+from hotstart.bench.throughput_prompts import RANDOM, SHAREGPT, requests_of
 from hotstart.config.flags import Group, flag, no_effect, refused
 from hotstart.config.values import Choice, Number, Text, Whole
 from hotstart.errors import ConfigError
 
 if TYPE_CHECKING:
+    from hotstart.bench.serving.requests import SampleRequest
     from hotstart.llm import LLM, RequestOutput
 
 _CACHED_WORTH_SAYING = 0.01
@@ -107,11 +109,13 @@ def main(argv: Sequence[str]) -> int:
         warmups = requests_of(llm, {**values, "num_prompts": values["num_warmups"]}, conversations, seed + 1)
     requests = requests_of(llm, values, conversations, seed)
     for request in (*warmups, *requests):
-        in_process.check_fits(llm, request.length, request.output, "--input-len or --output-len")
+        in_process.check_fits(
+            llm, request.prompt_len, request.expected_output_len, "--input-len or --output-len"
+        )
     if warmups:
         print(f"Warming up with {len(warmups)} requests...", flush=True)
         _generate(llm, warmups, values["n"])
-    asked = sum(request.length for request in requests)
+    asked = sum(request.prompt_len for request in requests)
     print(f"{len(requests)} requests with {asked} prompt tokens are running", file=sys.stderr)
     begin = time.perf_counter()
     outputs = _generate(llm, requests, values["n"])
@@ -123,7 +127,7 @@ def _conversations(values: dict[str, Any]) -> list[tuple[str, str]]:
     """What --dataset-path holds; empty where the prompts are random."""
     path = values.get("dataset_path")
     if path and values["dataset_name"] == SHAREGPT:
-        return read_dataset(path)
+        return read_sharegpt(path)
     if values["dataset_name"] == SHAREGPT:
         print("When dataset path is not set, it will default to random dataset", flush=True)
     if not values.get("random_input_len") and not values.get("input_len"):
@@ -135,12 +139,15 @@ def _conversations(values: dict[str, Any]) -> list[tuple[str, str]]:
     return []
 
 
-def _generate(llm: LLM, requests: Sequence[Request], n: int) -> list[RequestOutput]:
+def _generate(llm: LLM, requests: Sequence[SampleRequest], n: int) -> list[RequestOutput]:
     from hotstart.messages import SamplingParams
 
     return llm.generate(
         [request.prompt for request in requests],
-        [SamplingParams(n=n, ignore_eos=True, max_tokens=request.output) for request in requests],
+        [
+            SamplingParams(n=n, ignore_eos=True, max_tokens=request.expected_output_len)
+            for request in requests
+        ],
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hotstart.errors import ConfigError, HotstartError, ModelError, StorageError
@@ -32,8 +32,9 @@ def download(
     cache_dir: str | None = None,
     progress: bool = True,
     report: Report | None = None,
+    allow: Sequence[str] = ALLOW,
 ) -> str:
-    """Fetch what serving needs of a hub model; returns its snapshot directory.
+    """Fetch what serving needs of a hub model, or the files ``allow``; returns its snapshot directory.
 
     ``cache_dir`` None: huggingface_hub's own (HF_HUB_CACHE, HF_HOME). ``report`` is called with the
     bytes that came and the bytes known of, in place of any bar or line here. Raises ModelError when the
@@ -57,7 +58,7 @@ def download(
                 cache_dir=cache_dir,
                 endpoint=endpoint,
                 local_files_only=offline,
-                allow_patterns=ALLOW,
+                allow_patterns=list(allow),
                 ignore_patterns=IGNORE,
                 tqdm_class=_reporting_class(report) if report else _progress_class(progress),
             )

@@ -1,0 +1,1 @@
+"""``bench serve``: what a server does with many requests, measured from outside."""
