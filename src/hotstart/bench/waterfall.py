@@ -37,13 +37,13 @@ class Bar(NamedTuple):
     kind: str
 
 
-def require_pillow() -> None:
-    """Raise ``ConfigError`` when the extra is missing, before anything is measured."""
+def require_pillow(flag: str = "--png") -> None:
+    """Raise ``ConfigError`` when the extra that ``flag`` needs is missing, before anything is measured."""
     try:
         import PIL  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "--png needs Pillow, which is not installed", advice="Install it: pip install 'hotstart[plot]'"
+            f"{flag} needs Pillow, which is not installed", advice="Install it: pip install 'hotstart[plot]'"
         ) from None
 
 
