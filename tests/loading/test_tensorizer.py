@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import re
 import shutil
 import ssl
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,15 +20,17 @@ from tensorizer import EncryptionParams, TensorDeserializer, TensorSerializer
 
 from fault_proxy import Fault, FaultServer
 from hotstart.checkpoint.tensorizer import open_tensorizer
-from hotstart.config.settings import LoadConfig
-from hotstart.errors import HotstartError
+from hotstart.config.settings import Config, DeviceConfig, LoadConfig, ModelConfig
+from hotstart.engine.assemble import prepare
+from hotstart.errors import HotstartError, ModelError
+from hotstart.loading.loader_check import check_loader
 from hotstart.loading.rank import match_named
 from hotstart.loading.streams.base import request_for
 from hotstart.loading.streams.tensorizer import open_stream
 from hotstart.models.registry import family_for
 from hotstart.models.spec import WeightSpec
 from loaded_weights import Loaded, checksums, filled, loaded, start_with
-from object_servers import KEY, SECRET, NanioServer, OpenS3Server, S3Server
+from object_servers import KEY, SECRET, GcsServer, NanioServer, OpenS3Server, S3Server
 from tensorizer_files import write_tensorizer
 
 Model = Callable[..., Path]
@@ -62,6 +67,14 @@ def specs_of(path: Path) -> list[WeightSpec]:
     config = json.loads((path / "config.json").read_text())
     family = family_for(config)
     return family.specs(family.geometry(config))
+
+
+def start(path: Path, location: str = "", **extra: Any) -> Config:
+    return Config(
+        model=ModelConfig(model=location or str(path), path=str(path), location=location),
+        load=LoadConfig(load_format="tensorizer", model_loader_extra_config=extra),
+        device=DeviceConfig(device="cpu"),
+    )
 
 
 def refusal(path: Path, location: str = "", **extra: Any) -> str:
@@ -196,7 +209,8 @@ def test_a_damaged_header_of_a_tensor_names_it(model: Path, tmp_path: Path) -> N
             ref.offset - before.offset - before.nbytes - 8
         )
 
-    assert f"failed at the tensor {ref.name} of" in refusal(damaged(model, tmp_path / "m", spoil))
+    with pytest.raises(ModelError, match=f"is damaged: the header of the tensor {ref.name} cannot be read"):
+        read(damaged(model, tmp_path / "m", spoil))
 
 
 def test_an_incomplete_file_names_the_tensor_it_ends_in(model: Path, tmp_path: Path) -> None:
@@ -245,27 +259,103 @@ def test_an_ordinary_checkpoint_is_refused_with_the_command_that_converts_it(pla
             {"verify_hash": False, "deserialization_kwargs": {"verify_hash": True}},
             "verify_hash, which differ",
         ),
+        ({"tensorizer_uri": "m.tensors", "tensorizer_dir": "/b"}, "has tensorizer_uri and tensorizer_dir"),
+        ({"verify_hash": False, "tensorizer_config": {"verify_hash": True}}, "verify_hash, which differ"),
         (
-            {"tensorizer_uri": "/a/m.tensors", "tensorizer_dir": "/b"},
-            "tensorizer_uri and tensorizer_dir, which",
+            {"verify_hash": False, "tensorizer_config": {"deserialization_kwargs": {"verify_hash": True}}},
+            "deserialization_kwargs.verify_hash, which differ",
         ),
-        ({"stream_kwargs": {"s3_region_name": "x"}}, "stream_kwargs cannot have 's3_region_name' so"),
-        ({"deserialization_kwargs": {"device": "cpu"}}, "deserialization_kwargs cannot have 'device' so"),
+        ({"stream_kwargs": {"s3_region_name": "x"}}, "no key 'stream_kwargs.s3_region_name'"),
+        ({"stream_kwargs": {"buffer_size": 1 << 64}}, "stream_kwargs.buffer_size is 18446744073709551616"),
+        ({"stream_kwargs": [1]}, "stream_kwargs is a list"),
+        ({"deserialization_kwargs": {"device": "cpu"}}, "no key 'deserialization_kwargs.device'"),
+        ({"deserialization_kwargs": {"plaid_mode": True}}, "deserialization_kwargs.plaid_mode is refused"),
+        ({"serialization_kwargs": {}}, "serialization_kwargs is refused"),
+        ({"tensorizer_config": None}, "tensorizer_config is None"),
+        ({"tensorizer_config": {"tensorizer_config": {}}}, "no key 'tensorizer_config.tensorizer_config'"),
+        ({"tensorizer_config": {"memory_limit": 1}}, "no key 'tensorizer_config.memory_limit'"),
+        ({"num_readers": 1 << 64}, "num_readers is 18446744073709551616"),
+        ({"memory_limit": 1 << 64}, "memory_limit is 18446744073709551616"),
         ({"tensorizer_uri": "%q.tensors"}, "tensorizer_uri ends in '%q.tensors'"),
+        ({"tensorizer_uri": "%0999999999d"}, "tensorizer_uri ends in '%0999999999d'"),
+        ({"tensorizer_uri": "%d-%d.tensors"}, "tensorizer_uri ends in '%d-%d.tensors'"),
+        ({"tensorizer_uri": "\ud800"}, r"tensorizer_uri is '\ud800'"),
+        ({"tensorizer_dir": "\0"}, r"tensorizer_dir is '\x00'"),
+        ({"encryption_keyfile": "\0"}, r"encryption_keyfile is '\x00'"),
+        ({"encryption_keyfile": "/proc/nowhere"}, "/proc/nowhere cannot be read: No such file"),
+        ({"encryption_keyfile": "/proc"}, "encryption_keyfile /proc is a directory"),
+        ({"encryption_keyfile": "/dev/zero"}, "encryption_keyfile /dev/zero is no regular file"),
+        ({"s3_access_key_id": "k", "s3_endpoint": "http://h"}, "has s3_access_key_id and s3_endpoint, and"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("place", ["directory", "web server"])
+def test_a_wrong_option_is_refused_before_anything_is_read(
+    place: str, tmp_path: Path, files: Files, extra: dict[str, Any], message: str
+) -> None:
+    """There is no such directory, and the server is never asked."""
+    with FaultServer(files) as web:
+        given = start(tmp_path / "none", f"{web.url}/m" if place == "web server" else "", **extra)
+        with pytest.raises(HotstartError, match=re.escape(message)) as caught:
+            prepare(given)
+        assert web.requests == []
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"s3_endpoint": "not a url"}, "s3_endpoint in --model-loader-extra-config is no address"),
+        ({"s3_secret_access_key": ["hush-hush"]}, "s3_secret_access_key is a list"),
+        ({"s3_secret_access_key": 77077}, "s3_secret_access_key is not a text"),
+        ({"tensorizer_config": {"s3_access_key_id": "hush-hush\0"}}, "s3_access_key_id is a text that"),
     ],
 )
-def test_a_wrong_option_is_refused_before_anything_is_read(
-    model: Path, extra: dict[str, Any], message: str
+def test_a_wrong_setting_of_s3_is_refused_and_never_shown(extra: dict[str, Any], message: str) -> None:
+    with pytest.raises(HotstartError, match=re.escape(message)) as caught:
+        check_loader(start(Path("/none"), "s3://models/m", **extra))
+    assert "hush" not in str(caught.value)
+    assert "77077" not in str(caught.value)
+
+
+def test_a_key_that_would_never_end_is_refused(model: Path, tmp_path: Path) -> None:
+    """A FIFO waits for whoever writes into it."""
+    os.mkfifo(tmp_path / "key")
+    assert "is no regular file" in refusal(model, encryption_keyfile=str(tmp_path / "key"))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_a_tensor_that_no_model_asks_for_may_have_any_dtype(
+    dtype: torch.dtype, plain: Path, tmp_path: Path
 ) -> None:
-    assert message in refusal(model, **extra)
+    path = write_tensorizer(plain, tmp_path / "m")
+    serializer = TensorSerializer(str(path / "model.tensors"))
+    serializer.write_state_dict(
+        load_file(plain / "model.safetensors") | {"freqs": torch.zeros(3, dtype=dtype)}
+    )
+    serializer.close()
+    assert_plain(read(path), plain)
 
 
-@pytest.mark.parametrize("server", [S3Server, NanioServer, OpenS3Server])
-def test_it_is_read_from_s3(server: Any, plain: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_several_ranks_are_refused_with_what_fits(model: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(model, tmp_path / "m")
+    (other / "model.tensors").rename(other / "model-rank-000.tensors")
+    shutil.copy(other / "model-rank-000.tensors", other / "model-rank-001.tensors")
+    message = refusal(other)
+    assert "holds Tensorizer files for --tensor-parallel-size 2" in message
+    assert "tensorizer_uri" not in message
+
+
+@pytest.mark.parametrize(
+    ("server", "scheme"), [(S3Server, "s3"), (NanioServer, "s3"), (OpenS3Server, "s3"), (GcsServer, "gs")]
+)
+def test_it_is_read_from_stores(
+    server: Any, scheme: str, plain: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with server(model.parents[1]) as store:
         for name, value in store.environ.items():
             monkeypatch.setenv(name, value)
-        found = read(model, "s3://models/m")
+        found = read(model, f"{scheme}://models/m")
     assert_plain(found, plain)
     assert f"endpoint {store.endpoint}" in found.weights.describe()
     assert SECRET not in found.weights.describe()
@@ -310,29 +400,34 @@ def test_the_library_is_made_to_forget_what_it_gave(model: Path) -> None:
 def test_a_refusal_during_the_load_names_who_was_asked_and_how(model: Path, files: Files) -> None:
     refuses = Fault(path="model.tensors", status=403)
     with FaultServer(files) as web:
-        start = start_with(model, "tensorizer", location=f"{web.url}/m")
+        given = start_with(model, "tensorizer", location=f"{web.url}/m")
         web.faults.append(refuses)
-        with pytest.raises(HotstartError, match=f"403.*reached by web server {web.url}") as caught:
-            filled(start)
-    assert "hotstart check" in caught.value.advice
+        with pytest.raises(HotstartError, match=f"model.tensors: 403.*web server {web.url}"):
+            filled(given)
 
 
-def test_a_download_that_ends_early_is_no_damaged_file(model: Path, files: Files) -> None:
-    with FaultServer(files) as web:
-        start = start_with(model, "tensorizer", location=f"{web.url}/m")
-        web.faults.append(Fault(path="model.tensors", nth=1, cut=len(files["m/model.tensors"]) // 2))
-        with pytest.raises(HotstartError) as caught:
-            filled(start)
-    assert "is damaged" not in str(caught.value)
-    assert str(caught.value).startswith("tensorizer 2.12")
-
-
-def test_without_curl_a_distant_file_is_refused_before_it_is_asked_for(
-    model: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("readers", [1, 4])
+@pytest.mark.parametrize("fault", [{"cut": 5000}, {"status": 500}, {"cut": 5000, "reset": True}], ids=str)
+def test_a_download_that_breaks_is_gone_on_with(
+    fault: dict[str, Any], readers: int, plain: Path, model: Path, files: Files
 ) -> None:
-    monkeypatch.setenv("PATH", "")
     with FaultServer(files) as web:
-        assert "needs curl" in refusal(model, f"{web.url}/m")
+        given = start_with(model, "tensorizer", location=f"{web.url}/m", num_readers=readers)
+        web.faults.append(Fault(path="model.tensors", nth=1, **fault))
+        found = filled(given)
+    assert_plain(found, plain)
+
+
+def test_no_program_downloads_whose_arguments_everybody_can_read(
+    plain: Path, model: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's own way is curl, with an address that needs no more credentials."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **named: pytest.fail("a program was started"))
+    with FaultServer(files) as web:
+        found = read(model, f"{web.url}/m?sig=hush-hush")
+    assert_plain(found, plain)
+    assert "hush" not in found.weights.describe()
 
 
 def test_certificates_of_ones_own_are_handed_to_the_library(

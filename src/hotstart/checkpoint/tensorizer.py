@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import struct
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 from typing import TYPE_CHECKING
 
 from hotstart.checkpoint.base import Checkpoint, ShardFile, Skipped, TensorRef
 from hotstart.checkpoint.folder import Folder, LocalFolder
 from hotstart.checkpoint.safetensors import DTYPE_BITS, MAX_RANK
-from hotstart.errors import ConfigError, ModelError
+from hotstart.errors import ConfigError, HotstartError, ModelError
 from hotstart.storage.source import FileSource
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 DEFAULT_NAME = "model.tensors"
 RANK_NAME = "model-rank-%03d.tensors"
 """Of each of several ranks."""
+_RANK = re.compile(r"model-rank-(\d{3,9})\.tensors")
 KEY_BYTES = 32
 MARKER = "vllm_tensorized_marker"
 """A tensor by which vLLM knows its own files; as the library writes it, with a dot before."""
@@ -44,7 +48,7 @@ _ENCRYPTED, _VERSIONED = 1, 2
 _LONG_SHAPES = 5
 _PLACE = struct.Struct("<QQQ")
 _NUMPY = {"f8": "F64", "f4": "F32", "f2": "F16", "i8": "I64", "i4": "I32", "i2": "I16", "i1": "I8",
-          "u1": "U8", "u2": "U16", "u4": "U32", "u8": "U64", "b1": "BOOL"}  # fmt: skip
+          "u1": "U8", "u2": "U16", "u4": "U32", "u8": "U64", "b1": "BOOL", "c8": "C64"}  # fmt: skip
 _TORCH = {"torch.bfloat16": "BF16", "torch.float16": "F16", "torch.float32": "F32", "torch.float64": "F64",
           "torch.float8_e4m3fn": "F8_E4M3", "torch.float8_e5m2": "F8_E5M2"}  # fmt: skip
 _AGAIN = "Copy the file again, or write it again: hotstart convert tensorizer SRC DST"
@@ -60,7 +64,7 @@ def open_tensorizer(
     """
     folder = LocalFolder(place) if isinstance(place, str) else place
     if keyfile is not None:
-        _check_key(keyfile)
+        read_key(keyfile, "encryption_keyfile")
     found = _open(folder, name)
     if found is None:
         raise _absent(folder, name)
@@ -93,21 +97,37 @@ def open_tensorizer(
     )
 
 
-def _check_key(path: str) -> None:
-    """Raise ConfigError for what is no key file."""
+def read_key(path: str, said: str) -> bytes:
+    """The key in a file of this machine. ``said``: the key or flag that names it, for messages.
+
+    Raises ConfigError for what is no file of a key, or cannot be read.
+    """
+    how = f"Make one that nobody else can read: (umask 077; head -c {KEY_BYTES} /dev/urandom > {path})"
     try:
-        with open(path, "rb") as file:
-            length = len(file.read(KEY_BYTES + 1))
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would wait for its writer
+        try:
+            kind = os.fstat(fd).st_mode
+            key = os.read(fd, KEY_BYTES + 1) if stat.S_ISREG(kind) else b""
+        finally:
+            os.close(fd)
     except OSError as error:
+        absent = isinstance(error, FileNotFoundError) and not os.path.lexists(path)
         raise ConfigError(
-            f"encryption_keyfile {path} cannot be read: {error.strerror}", expected="a file of this machine"
+            f"{said} {path} cannot be read: {error.strerror}",
+            expected=f"a file of this machine with the {KEY_BYTES} bytes of a key",
+            advice=how if absent and said.startswith("--") else "",
         ) from None
-    if length != KEY_BYTES:
-        found = f"more than {KEY_BYTES}" if length > KEY_BYTES else str(length)
+    if not stat.S_ISREG(kind):
+        what = "a directory" if stat.S_ISDIR(kind) else "no regular file"
+        raise ConfigError(f"{said} {path} is {what}", expected=f"a file with the {KEY_BYTES} bytes of a key")
+    if len(key) != KEY_BYTES:
+        found = f"more than {KEY_BYTES}" if len(key) > KEY_BYTES else str(len(key))
         raise ConfigError(
-            f"encryption_keyfile {path} has {found} bytes",
-            expected=f"the {KEY_BYTES} bytes of a key, as hotstart convert tensorizer --encrypt wrote them",
+            f"{said} {path} has {found} bytes",
+            expected=f"the {KEY_BYTES} bytes of a key",
+            advice="Name the file of the key, which holds these bytes and no text or line end",
         )
+    return key
 
 
 def _open(folder: Folder, name: str) -> tuple[ShardFile, Source] | None:
@@ -206,21 +226,25 @@ class _Index:
 
 
 def _dtype(text: str) -> str:
-    """``<f4``, or a number of numpy's with torch's own name behind it: ``<V2\\0torch.bfloat16``."""
+    """``<f4``, or a number of numpy's with torch's own name behind it: ``<V2\\0torch.bfloat16``.
+
+    One that no weight has is given as it is: a tensor that no model asks for may have it.
+    """
     numpy, _, torch = text.partition("\0")
     if torch:
-        return _TORCH[torch]
-    found = re.fullmatch(r"[<>|=]?([a-z]\d)", numpy)
+        return _TORCH.get(torch, torch)
+    found = re.fullmatch(r"[<>|=]?([a-z]\d{1,2})", numpy)
     if found is None or numpy.startswith(">"):
-        raise ValueError(f"dtype {numpy!a}")
-    return _NUMPY[found[1]]
+        return numpy
+    return _NUMPY.get(found[1], numpy)
 
 
 def _check(file: ShardFile, tensors: list[TensorRef], begin: int) -> None:
     if len({ref.name for ref in tensors}) < len(tensors):
         raise _damaged(file, "its index has a name twice")
     for ref in sorted(tensors, key=lambda ref: ref.offset):
-        size = prod(ref.shape) * DTYPE_BITS[ref.dtype] // 8
+        bits = DTYPE_BITS.get(ref.dtype)
+        size = ref.nbytes if bits is None else prod(ref.shape) * bits // 8
         if ref.offset < begin or ref.nbytes not in (size, 0):
             raise _damaged(
                 file,
@@ -249,23 +273,42 @@ def _damaged(file: ShardFile, found: str) -> ModelError:
 
 def _absent(folder: Folder, name: str) -> ModelError:
     names: list[str] = []
-    if isinstance(folder, LocalFolder):
-        names = sorted(folder.sizes())
-    others = [each for each in names if each.endswith(".tensors")]
+    with suppress(HotstartError):  # a store that gives no list has said all that it says
+        names = sorted(folder.sizes() if isinstance(folder, LocalFolder) else _listing(folder))
+    return absent_file(folder.path, names, name)
+
+
+def absent_file(place: str, names: Sequence[str], name: str) -> ModelError:
+    """The error for a place without the Tensorizer file; ``names``: of what lies there, as far as known."""
+    others = [each for each in names if each.endswith(".tensors") and "/" not in each]
+    ranks = {each: int(found[1]) for each in others if (found := _RANK.fullmatch(each))}
+    if any(ranks.values()):
+        return ModelError(
+            f"{place} holds Tensorizer files for --tensor-parallel-size {1 + max(ranks.values())} "
+            f"({next(iter(ranks))} among them), and this start has one rank",
+            expected=f"{name}, which holds the whole model",
+            advice="Write it from the plain checkpoint: hotstart convert tensorizer SRC DST",
+        )
     if others:
         return ModelError(
-            f"{folder.path} holds no {name}, but {others[0]}",
+            f"{place} holds no {name}, but {others[0]}",
             expected=name,
-            advice="Name it: --model-loader-extra-config "
-            f'\'{{"tensorizer_uri": "{os.path.join(folder.path, others[0])}"}}\'',
+            advice=f'Name it: --model-loader-extra-config \'{{"tensorizer_uri": "{others[0]}"}}\'',
         )
     plain = "is an ordinary checkpoint" if any(n.endswith(".safetensors") for n in names) else "holds none"
     return ModelError(
-        f"There is no {name} in {folder.path}, which --load-format tensorizer reads"
+        f"There is no {name} in {place}, which --load-format tensorizer reads"
         + (f": it {plain}" if names else ""),
         expected="a file of Tensorizer's beside config.json and the tokenizer",
-        advice=f"Convert it: hotstart convert tensorizer {folder.path} DST; or leave --load-format out",
+        advice=f"Convert it: hotstart convert tensorizer {place} DST; or leave --load-format out",
     )
+
+
+def _listing(folder: Folder) -> dict[str, int]:
+    from hotstart.checkpoint.remote import ObjectFolder
+
+    assert isinstance(folder, ObjectFolder)
+    return folder.listing()
 
 
 def _skipped(folder: Folder, name: str) -> tuple[Skipped, ...]:

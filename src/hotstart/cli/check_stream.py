@@ -23,8 +23,4 @@ def handed_over(config: Config, checkpoint: Checkpoint, matched: Matched) -> str
     device = choice.torch_name if choice.kind == "cuda" else "cpu"
     request = request_for(checkpoint, matched, config.load, device, host.memory().available)
     check_limit(request)
-    if request.location is not None and request.settings is not None:
-        from hotstart.loading.streams.handed_over import for_runai
-
-        for_runai(request.location, request.settings)
     return f"would be told: {adapter_of(config.load.load_format).plan(request)}"

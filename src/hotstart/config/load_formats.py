@@ -26,19 +26,50 @@ _FILES_ONLY = "it reads files of this machine"
 _NO_WEB = "it reads directories, s3://, gs:// and az://"
 
 
+_LARGEST = 1 << 62
+"""More bytes than any machine has, and less than what libraries keep in 64 bits."""
+_MOST_READERS = 1024
+"""Threads, connections or reads in flight: far more than help anywhere, and as many as any library starts."""
+SECRETS = "s3_"
+"""How keys begin whose values no log and no error may have."""
+
+
 class Key:
-    """One key of ``--model-loader-extra-config``: ``least`` bounds numbers, ``text`` tells what is right."""
+    """One key of ``--model-loader-extra-config``; ``text`` tells what is right.
 
-    __slots__ = ("kind", "least", "text")
+    ``least`` and ``most`` bound numbers. ``fields``: the keys of an object.
+    """
 
-    def __init__(self, kind: type, text: str, *, least: int = 0) -> None:
-        self.kind, self.text, self.least = kind, text, least
+    __slots__ = ("fields", "kind", "least", "most", "text")
+
+    def __init__(
+        self,
+        kind: type,
+        text: str,
+        *,
+        least: int = 0,
+        most: int = _LARGEST,
+        fields: Mapping[str, Key] | None = None,
+    ) -> None:
+        self.kind, self.text, self.least, self.most = kind, text, least, most
+        self.fields = fields or {}
 
     def takes(self, value: object) -> bool:
-        """Whether the value has the right type and size."""
-        if type(value) is not self.kind or value == "":  # true is no number
+        """Whether the value has the right type and size; of an object, its fields are not looked at."""
+        if type(value) is not self.kind:  # true is no number
             return False
-        return not isinstance(value, int) or value >= self.least
+        if isinstance(value, str):
+            return _is_text(value)
+        return not isinstance(value, int) or self.least <= value <= self.most
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be part of a name and of a line: no control characters, and no half ones."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return bool(value) and all(each >= " " and each != "\x7f" for each in value)
 
 
 class LoadFormat:
@@ -56,6 +87,7 @@ class LoadFormat:
         "module",
         "parts",
         "places",
+        "refused_keys",
         "text",
     )
 
@@ -68,6 +100,7 @@ class LoadFormat:
         extra: str = "",
         module: str = "",
         keys: Mapping[str, Key] | None = None,
+        refused_keys: Mapping[str, tuple[str, str]] | None = None,
         places: Mapping[str, tuple[str, str]] | None = None,
         parts: Mapping[str, tuple[str, str]] | None = None,
         device: str = "",
@@ -85,6 +118,8 @@ class LoadFormat:
         self.module = module
         """The adapter, below ``hotstart.loading.streams``; empty: hotstart's own readers."""
         self.keys = keys or {}
+        self.refused_keys = refused_keys or {}
+        """Keys of vLLM's, at any depth, that would do nothing: ``(because, instead)``."""
         self.places = places or {}
         """Places that it cannot read: ``(because, instead)``."""
         self.parts = parts or {}
@@ -106,7 +141,11 @@ class LoadFormat:
         return f"'hotstart[{self.extra}]'"
 
 
-_CONCURRENCY = Key(int, "reads in flight, 1 or more", least=1)
+def _readers(what: str) -> Key:
+    return Key(int, f"{what}, 1 to {_MOST_READERS}", least=1, most=_MOST_READERS)
+
+
+_CONCURRENCY = _readers("reads in flight")
 _OWN_KEYS = {
     "concurrency": _CONCURRENCY,
     "memory_limit": Key(
@@ -115,11 +154,11 @@ _OWN_KEYS = {
         "left out: a quarter of what is free",
         least=-1,
     ),
-    "num_threads": Key(int, "the same as concurrency", least=1),
+    "num_threads": _readers("the same as concurrency"),
     "enable_multithread_load": Key(bool, "true or false; reads are parallel either way"),
 }
 _RUNAI_KEYS = {
-    "concurrency": Key(int, "threads, or connections to a store, 1 or more", least=1),
+    "concurrency": _readers("threads, or connections to a store"),
     "memory_limit": Key(
         int,
         "bytes of its buffer at most; -1: as large as the model, 0: as its largest tensor, "
@@ -141,7 +180,7 @@ _PATTERN = {
     )
 }
 _FAST_KEYS = {
-    "concurrency": Key(int, "threads that read, 1 or more", least=1),
+    "concurrency": _readers("threads that read"),
     "memory_limit": Key(
         int,
         "bytes of its buffers at most; -1: whole files, 0: the least that works, "
@@ -150,7 +189,7 @@ _FAST_KEYS = {
     ),
 }
 _INSTANT_KEYS = {
-    "concurrency": Key(int, "reads in flight, 1 or more", least=1),
+    "concurrency": _readers("reads in flight"),
     "memory_limit": Key(
         int,
         "bytes of its buffer on the GPU at most; 0: the least that works, -1 or left out: it decides, "
@@ -158,27 +197,53 @@ _INSTANT_KEYS = {
         least=-1,
     ),
 }
-_TENSORIZER_KEYS = {
-    "tensorizer_uri": Key(str, "the file, which lies in MODEL; left out: model.tensors"),
-    "tensorizer_dir": Key(str, "the same as MODEL"),
+_NUM_READERS = _readers("files or connections that are read at once")
+_VERIFY_HASH = Key(bool, "whether hashes are compared; left out: true")
+_VLLM_KEYS = {
+    "tensorizer_uri": Key(
+        str, "the file, which lies in MODEL, with %03d at most for the rank; left out: model.tensors"
+    ),
+    "tensorizer_dir": Key(str, "the same as MODEL; not beside tensorizer_uri"),
     "vllm_tensorized": Key(bool, "true or false; it is found out either way"),
-    "verify_hash": Key(bool, "whether hashes are compared; left out: true"),
-    "num_readers": Key(int, "files or connections that are read at once, 1 or more", least=1),
-    "concurrency": Key(int, "the same as num_readers", least=1),
+    "verify_hash": _VERIFY_HASH,
+    "num_readers": _NUM_READERS,
+    "encryption_keyfile": Key(str, "a file with the 32 bytes of the key"),
+    "s3_access_key_id": Key(str, "of S3, with s3_secret_access_key; left out: as for every loader"),
+    "s3_secret_access_key": Key(str, "of S3, with s3_access_key_id"),
+    "s3_endpoint": Key(str, "the address of S3; left out: as for every loader"),
+    "stream_kwargs": Key(
+        dict,
+        "an object with buffer_size, the bytes that are read ahead of a store",
+        fields={"buffer_size": Key(int, "bytes, 1 to 1073741824", least=1, most=1 << 30)},
+    ),
+    "deserialization_kwargs": Key(
+        dict,
+        "an object with num_readers, verify_hash",
+        fields={"num_readers": _NUM_READERS, "verify_hash": _VERIFY_HASH},
+    ),
+}
+_TENSORIZER_KEYS = _VLLM_KEYS | {
+    "concurrency": _readers("the same as num_readers"),
     "memory_limit": Key(
         int,
         "bytes of tensors that it holds at most; -1: no bound, 0: one tensor at a time, "
         "left out: a quarter of what is free, and 2 GiB at most",
         least=-1,
     ),
-    "encryption_keyfile": Key(str, "a file with the 32 bytes of the key"),
-    "s3_access_key_id": Key(str, "of S3, with s3_secret_access_key; left out: as for every loader"),
-    "s3_secret_access_key": Key(str, "of S3, with s3_access_key_id"),
-    "s3_endpoint": Key(str, "the address of S3; left out: as for every loader"),
-    "stream_kwargs": Key(dict, "an object with buffer_size, the bytes of a download's buffer"),
-    "serialization_kwargs": Key(dict, "an object; it is for writing only"),
-    "deserialization_kwargs": Key(dict, "an object with num_readers, verify_hash"),
-    "tensorizer_config": Key(dict, "an object with these keys, as vLLM passes them on"),
+    "tensorizer_config": Key(
+        dict,
+        "an object with these keys, as vLLM passes them on, but for concurrency and memory_limit",
+        fields=_VLLM_KEYS,
+    ),
+}
+_PLAID = ("the library takes it and does nothing with it", "Leave it out")
+_TENSORIZER_REFUSED = {
+    "plaid_mode": _PLAID,
+    "plaid_mode_buffers": _PLAID,
+    "serialization_kwargs": (
+        "it is for writing, and nothing is written",
+        "Leave it out; hotstart convert tensorizer writes, and its --encrypt encrypts",
+    ),
 }
 
 
@@ -248,7 +313,7 @@ FORMATS: dict[str, LoadFormat] = {
         extra="tensorizer",
         module="tensorizer",
         keys=_TENSORIZER_KEYS,
-        places=_unreadable(("gs", "az"), "it reads directories, s3://, http:// and https://", _STREAMER),
+        refused_keys=_TENSORIZER_REFUSED,
     ),
     "ipc_cache": LoadFormat(
         "weights that another process keeps in a GPU",
@@ -298,7 +363,8 @@ def is_stream(name: str) -> bool:
 def key_problems(name: str, given: Mapping[str, object]) -> list[HotstartError]:
     """What is wrong with ``--model-loader-extra-config`` for a format; each lists what is right."""
     row = FORMATS[name]
-    return [problem for key, value in given.items() if (problem := _key_problem(name, row, key, value))]
+    where = "" if row.keys is _OWN_KEYS else f" for --load-format {name}"
+    return _problems(row, row.keys, given, "", where)
 
 
 def place_problem(name: str, place: str) -> HotstartError | None:
@@ -331,13 +397,48 @@ def _shown(place: str) -> str:
     return {"dir": "a directory", "hub": "a name on the hub (downloaded first)"}.get(place, f"{place}://")
 
 
-def _key_problem(name: str, row: LoadFormat, key: str, value: object) -> HotstartError | None:
-    where = "" if row.keys is _OWN_KEYS else f" for --load-format {name}"
-    if key not in row.keys:
-        known = "; ".join(f"{known} ({each.text})" for known, each in row.keys.items())
-        return ConfigError(
-            f"--model-loader-extra-config has no key {key!r}{where}", expected=known or "no keys at all"
+def _problems(
+    row: LoadFormat, keys: Mapping[str, Key], given: Mapping[str, object], above: str, where: str
+) -> list[HotstartError]:
+    """``above``: the keys of the objects that it is in, each with a dot behind."""
+    found: list[HotstartError] = []
+    for key, value in given.items():
+        known = keys.get(key)
+        if known is None:
+            found.append(_unknown(row, keys, f"{above}{key}", where))
+        elif not known.takes(value):
+            found.append(
+                ConfigError(
+                    f"--model-loader-extra-config: {above}{key} is {_told(key, value)}{where}",
+                    expected=known.text,
+                )
+            )
+        elif isinstance(value, dict):
+            found += _problems(row, known.fields, value, f"{above}{key}.", where)
+    return found
+
+
+def _unknown(row: LoadFormat, keys: Mapping[str, Key], key: str, where: str) -> HotstartError:
+    last = key.rpartition(".")[2]
+    if last in row.refused_keys:
+        because, instead = row.refused_keys[last]
+        return ConfigError(f"--model-loader-extra-config: {key} is refused{where}: {because}", advice=instead)
+    if last.startswith(SECRETS) and "stream_kwargs" in key:
+        right = (
+            "s3_access_key_id, s3_secret_access_key and s3_endpoint beside it, or AWS_* in the environment"
         )
-    if row.keys[key].takes(value):
-        return None
-    return ConfigError(f"--model-loader-extra-config: {key} is {value!r}{where}", expected=row.keys[key].text)
+    else:
+        right = "; ".join(f"{known} ({each.text})" for known, each in keys.items()) or "no keys at all"
+    return ConfigError(f"--model-loader-extra-config has no key {key[:80]!r}{where}", expected=right)
+
+
+def _told(key: str, value: object) -> str:
+    """A wrong value for a message: no secret, and not pages of it."""
+    kinds: tuple[tuple[type, str], ...] = ((dict, "an object"), (list, "a list"))
+    for kind, said in kinds:
+        if isinstance(value, kind):
+            return said
+    if key.startswith(SECRETS):
+        return "not a text" if not isinstance(value, str) else "a text that is empty or cannot be used"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"

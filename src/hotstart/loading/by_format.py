@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 def open_weights(folder: Folder, config: Config) -> Checkpoint:
     """Choose the weight files and read their headers. Raises ModelError, StorageError and ConfigError."""
+    from hotstart.loading.loader_check import check_keys
+
     load = config.load
+    check_keys(config)  # hotstart check goes on when it has found wrong ones
     if load.load_format in LOAD_FORMATS:
         from hotstart.checkpoint.sharded import open_sharded
 

@@ -14,7 +14,7 @@ from hotstart.config.load_formats import (
     key_problems,
     place_problem,
 )
-from hotstart.errors import ConfigError, HotstartError, raise_all
+from hotstart.errors import ConfigError, HotstartError, ProblemsFound, raise_all
 from hotstart.loading.options import LoaderOptions
 
 if TYPE_CHECKING:
@@ -28,34 +28,43 @@ def check_loader(config: Config) -> str:
     the loader cannot use, flags that are for other loaders, a library that is not installed.
     """
     load = config.load
+    found: list[HotstartError | None] = []
+    try:
+        check_keys(config)
+    except ProblemsFound as error:
+        found += error.problems
+    except HotstartError as error:
+        found.append(error)
     if not is_stream(load.load_format):
-        raise_all(key_problems(load.load_format, load.model_loader_extra_config))
-        LoaderOptions.parse(load.model_loader_extra_config)
-        _check_together(config)
+        raise_all([problem for problem in found if problem is not None])
         return ""
     place = _place_of(config)
-    found = [
-        *key_problems(load.load_format, load.model_loader_extra_config),
+    found += [
         place_problem(load.load_format, place),
         _wrong_device(config),
         *_flags_of_others(load),
         _not_installed(load.load_format, place),
     ]
     raise_all([problem for problem in found if problem is not None])
-    _check_together(config)
     from hotstart.loading.streams.base import library_of
 
     return f"--load-format {load.load_format}: {library_of(load.load_format)} is installed"
 
 
-def _check_together(config: Config) -> None:
-    """Raise for keys that are right each, and not together or with these ranks."""
-    given = config.load.model_loader_extra_config
-    if config.load.load_format == "tensorizer":
-        from hotstart.loading.tensorizer_options import TensorizerOptions
+def check_keys(config: Config) -> None:
+    """Raise for keys that are wrong, do not go together, or not with this model or these ranks.
 
-        TensorizerOptions.parse(given)
-    elif given.get("pattern") is not None:
+    Looks at nothing but the file of a key. Raises ConfigError, or ProblemsFound with all of them.
+    """
+    load, given = config.load, config.load.model_loader_extra_config
+    raise_all(key_problems(load.load_format, given))
+    if not is_stream(load.load_format):
+        LoaderOptions.parse(given)
+    if load.load_format == "tensorizer":
+        from hotstart.loading.tensorizer_options import check_options
+
+        check_options(given, config.model, _place_of(config))
+    elif "pattern" in given:
         from hotstart.checkpoint.sharded_names import Pattern
         from hotstart.loading.by_format import rank_of
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from hotstart.checkpoint.tensorizer import DEFAULT_NAME
-from hotstart.config.load_formats import key_problems
+from hotstart.checkpoint.tensorizer import DEFAULT_NAME, read_key
+from hotstart.config.load_formats import SECRETS, key_problems
 from hotstart.errors import ConfigError, HotstartError, raise_all
+from hotstart.storage.location import shown
 
 if TYPE_CHECKING:
     from hotstart.config.settings import ModelConfig
 
-_STREAM = {"buffer_size": int}
-_DESERIALIZATION = {"num_readers": int, "verify_hash": bool, "plaid_mode": bool, "plaid_mode_buffers": int}
-_SIGNED_HERE = "s3_access_key_id, s3_secret_access_key and s3_endpoint beside it, or AWS_* in the environment"
+_RANK = re.compile(r"%(0[1-9])?d")
+"""How vLLM writes the rank into a file's name."""
 
 
 class TensorizerOptions(Struct, frozen=True):
@@ -29,36 +30,31 @@ class TensorizerOptions(Struct, frozen=True):
     num_readers: int | None = None
     keyfile: str | None = None
     buffer_size: int | None = None
-    """Bytes of a download's buffer."""
+    """Bytes that are read ahead of a store."""
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], model: ModelConfig | None = None) -> TensorizerOptions:
-        """Without ``model`` the name is not looked for.
+        """Reads nothing. Without ``model`` it is not asked whether the weights lie there.
 
         Raises ConfigError, or ProblemsFound with all of them.
         """
+        raise_all(key_problems("tensorizer", given))
         nested = given.get("tensorizer_config", {})
-        raise_all(key_problems("tensorizer", nested))
-        twice = [{key: given[key], f"tensorizer_config.{key}": nested[key]} for key in nested if key in given]
-        given = {**given, **nested}
-        stream = given.get("stream_kwargs") or {}
-        kwargs = given.get("deserialization_kwargs") or {}
-        also = {f"deserialization_kwargs.{key}": value for key, value in kwargs.items()}
-        readers = _given(
-            {**given, **also}, "concurrency", "num_readers", "deserialization_kwargs.num_readers"
-        )
-        hashes = _given({**given, **also}, "verify_hash", "deserialization_kwargs.verify_hash")
         problems = [
-            *_unknown("stream_kwargs", stream, _STREAM),
-            *_unknown("deserialization_kwargs", kwargs, _DESERIALIZATION),
-            *(problem for each in twice for problem in _differing(each)),
-            *_differing(readers),
-            *_differing(hashes),
-            *_two_places(given),
+            problem
+            for key in nested
+            if key in given
+            for problem in _differing({key: given[key], f"tensorizer_config.{key}": nested[key]})
         ]
+        given = {**given, **nested}
+        kwargs = given.get("deserialization_kwargs", {})
+        given |= {f"deserialization_kwargs.{key}": value for key, value in kwargs.items()}
+        readers = _given(given, "concurrency", "num_readers", "deserialization_kwargs.num_readers")
+        hashes = _given(given, "verify_hash", "deserialization_kwargs.verify_hash")
+        problems += [*_differing(readers), *_differing(hashes)]
         name = DEFAULT_NAME
         try:
-            name = _name(given, model) if model is not None else name
+            name = _name(given, model)
         except HotstartError as error:
             problems.append(error)
         raise_all(problems)
@@ -67,12 +63,41 @@ class TensorizerOptions(Struct, frozen=True):
             verify_hash=False not in hashes.values(),
             num_readers=next(iter(readers.values()), None),
             keyfile=given.get("encryption_keyfile"),
-            buffer_size=stream.get("buffer_size"),
+            buffer_size=given.get("stream_kwargs", {}).get("buffer_size"),
         )
 
 
+def check_options(given: Mapping[str, Any], model: ModelConfig, place: str) -> None:
+    """Raise for what can be known before the model is looked for; ``place``: the scheme, ``dir`` or ``hub``.
+
+    Raises as :meth:`TensorizerOptions.parse` does.
+    """
+    options = TensorizerOptions.parse(given, model)
+    _check_store({**given, **given.get("tensorizer_config", {})}, place)
+    if options.keyfile is not None:
+        read_key(options.keyfile, "encryption_keyfile")
+
+
+def _check_store(given: Mapping[str, Any], place: str) -> None:
+    """Keys of S3 are for models in S3, and their endpoint is an address."""
+    keys = [key for key in given if key.startswith(SECRETS)]
+    if not keys:
+        return
+    if place != "s3":
+        where = {"dir": "a directory", "hub": "a name on the hub"}.get(place, f"at {place}://")
+        raise ConfigError(
+            f"--model-loader-extra-config has {' and '.join(keys)}, and MODEL is {where}",
+            expected="an address that begins with s3://",
+            advice="Leave them out",
+        )
+    if endpoint := given.get("s3_endpoint"):
+        from hotstart.storage.variables import Value, option, web_address
+
+        web_address(Value(endpoint, option("s3_endpoint")))
+
+
 def _given(options: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: options[key] for key in keys if options.get(key) is not None}
+    return {key: options[key] for key in keys if key in options}
 
 
 def _differing(values: Mapping[str, Any]) -> list[HotstartError]:
@@ -86,54 +111,41 @@ def _differing(values: Mapping[str, Any]) -> list[HotstartError]:
     ]
 
 
-def _two_places(given: Mapping[str, Any]) -> list[HotstartError]:
-    uri, directory = given.get("tensorizer_uri"), given.get("tensorizer_dir")
-    if not uri or not directory or not os.path.dirname(uri) or _same(os.path.dirname(uri), directory):
-        return []
-    return _differing({"tensorizer_uri": uri, "tensorizer_dir": directory})
-
-
-def _name(given: Mapping[str, Any], model: ModelConfig) -> str:
+def _name(given: Mapping[str, Any], model: ModelConfig | None) -> str:
     """The file, which must lie in MODEL; ``%03d`` stands for the rank."""
     uri, directory = given.get("tensorizer_uri"), given.get("tensorizer_dir")
-    if uri is None and directory is None:
-        return DEFAULT_NAME
-    folder, name = (os.path.dirname(uri), os.path.basename(uri)) if uri else (str(directory), DEFAULT_NAME)
-    here = model.location or model.path
-    if folder and not _same(folder, here):
+    if uri is not None and directory is not None:
         raise ConfigError(
-            f"--model-loader-extra-config names weights in {folder}, and MODEL is {here or model.model}",
-            expected="weights, config.json and tokenizer in one place",
-            advice=f"Pass it as MODEL: hotstart serve {folder} --load-format tensorizer",
+            "--model-loader-extra-config has tensorizer_uri and tensorizer_dir", expected="one of them"
         )
-    try:
-        return name % 0 if "%" in name else name
-    except (TypeError, ValueError):
+    folder, name = (os.path.dirname(uri), os.path.basename(uri)) if uri else (directory, DEFAULT_NAME)
+    if folder and model is not None:
+        _check_folder(folder, model)
+    rest, ranks = _RANK.subn("0", name)
+    if name in ("", ".", "..") or "%" in rest or ranks > 1:
         raise ConfigError(
             f"--model-loader-extra-config: tensorizer_uri ends in {name!r}",
             expected="a file's name, with %03d at most for the rank",
-        ) from None
+        )
+    return name % 0 if ranks else name
+
+
+def _check_folder(folder: str, model: ModelConfig) -> None:
+    here = model.location or model.model
+    if _same(folder, here) or (model.path and _same(folder, model.path)):
+        return
+    raise ConfigError(
+        f"--model-loader-extra-config names weights in {folder}, and MODEL is {shown(here)}",
+        expected="weights, config.json and tokenizer in one place",
+        advice=f"Pass it as MODEL: hotstart serve {folder} --load-format tensorizer",
+    )
 
 
 def _same(one: str, other: str) -> bool:
     if "://" in one or "://" in other:
         return one.rstrip("/") == other.rstrip("/")
-    return os.path.realpath(os.path.expanduser(one)) == os.path.realpath(other)
+    return _real(one) == _real(other)
 
 
-def _unknown(where: str, given: Any, known: Mapping[str, type]) -> list[HotstartError]:
-    problems: list[HotstartError] = []
-    for key, value in given.items():
-        if (
-            key in known
-            and type(value) is known[key]
-            and (not isinstance(value, int) or isinstance(value, bool) or value > 0)
-        ):
-            continue
-        expected = ", ".join(f"{name} ({kind.__name__})" for name, kind in known.items())
-        if where == "stream_kwargs" and key.startswith(("s3_", "force_http")):
-            expected = _SIGNED_HERE
-        problems.append(
-            ConfigError(f"--model-loader-extra-config: {where} cannot have {key!r} so", expected=expected)
-        )
-    return problems
+def _real(path: str) -> str:
+    return os.path.realpath(os.path.expanduser(path))

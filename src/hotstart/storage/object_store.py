@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 
 from msgspec import Struct
 
-from hotstart.errors import ConfigError, HotstartError, StorageError
+from hotstart.errors import HotstartError, StorageError
 from hotstart.storage.cloud_settings import CloudSettings, settings_for
 from hotstart.storage.connections import Connections
 from hotstart.storage.http_connection import Head, HttpConnection, Until, at, never
@@ -184,18 +184,6 @@ class ObjectStore:
         with self._lock:
             self._sources += 1
         return ObjectSource(self, key, size, identity, self.speed)
-
-    def address(self, path: str) -> str:
-        """Where a file of the location, by its whole name, is had without credentials; a secret.
-
-        Raises ConfigError for a store whose requests need more, StorageError.
-        """
-        if not self.settings.signs:
-            raise ConfigError(
-                f"{self.location} takes no signed addresses, which other libraries read by",
-                advice="Leave --load-format out",
-            )
-        return self._url(self.location.key(path[len(str(self.location)) + 1 :]))
 
     def closed(self) -> None:
         """A source was closed; with the last one, idle connections are."""

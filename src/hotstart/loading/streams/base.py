@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from hotstart.loading.match import Matched
     from hotstart.storage.cloud_settings import CloudSettings
     from hotstart.storage.location import Location
+    from hotstart.storage.source import Source
 
 
 MOST = 2 << 30
@@ -71,15 +72,17 @@ class Request(Struct, frozen=True, kw_only=True):
     """How ``location`` is reached."""
     sizes: Mapping[str, int] = {}
     """Bytes of each wanted tensor by name, in the order of the files."""
-    address: Callable[[str], str] | None = None
-    """An address of one of the paths that needs no credentials, so a secret; None: they are files."""
+    source: Callable[[str], Source] | None = None
+    """Opens one of the paths, to be read by ranges as hotstart's own readers do; None: they are files."""
 
 
 def request_for(
     checkpoint: Checkpoint, matched: Matched, load: LoadConfig, device: str, free: int
 ) -> Request:
     """What a start asks of a library. ``free``: bytes of host memory that can be used now."""
-    store = getattr(checkpoint.folder, "store", None)
+    folder = checkpoint.folder
+    store = getattr(folder, "store", None)
+    files = {file.path: file for file in checkpoint.files}
     wanted = {ref.name for _, ref in matched.loads}
     return Request(
         load_format=load.load_format,
@@ -93,7 +96,9 @@ def request_for(
         location=store.location if store is not None else None,
         settings=store.settings if store is not None else None,
         sizes={name: ref.nbytes for name, ref in checkpoint.tensors.items() if name in wanted},
-        address=store.address if store is not None else None,
+        source=(lambda path: folder.source(files[path]))
+        if folder is not None and store is not None
+        else None,
     )
 
 
@@ -133,7 +138,7 @@ class Adapter(Protocol):
     """A module of this room."""
 
     def plan(self, request: Request) -> Described:
-        """What the library will be told. Torch-free."""
+        """What the library will be told. Torch-free. Raises ConfigError for what it cannot be told."""
         ...
 
     def open_stream(self, request: Request) -> TensorStream:
@@ -178,7 +183,9 @@ def bounded(request: Request) -> tuple[int, str]:
     given = request.options.get("memory_limit")
     if given is None:
         most = RUNAI_MOST if request.load_format.startswith("runai_streamer") else MOST
-        limit = max(request.largest, min(request.free // 4, most))
+        limit = min(request.free // 4, most)
+        if request.largest > limit:
+            return request.largest, f"{format_size(request.largest)} (its largest tensor)"
         return limit, f"{format_size(limit)} (a quarter of what is free, {format_size(most)} at most)"
     if given == -1:
         return -1, "none"

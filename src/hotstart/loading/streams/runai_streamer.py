@@ -25,6 +25,8 @@ _CONCURRENCY, _LIMIT = "RUNAI_STREAMER_CONCURRENCY", "RUNAI_STREAMER_MEMORY_LIMI
 
 def plan(request: Request) -> Described:
     """See :class:`~hotstart.loading.streams.base.Adapter`: keys go before the user's variables."""
+    if request.location is not None and request.settings is not None:
+        for_runai(request.location, request.settings)
     concurrency = str(request.options.get("concurrency", ""))
     if not concurrency:
         given = os.environ.get(_CONCURRENCY)

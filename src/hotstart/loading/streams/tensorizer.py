@@ -1,37 +1,38 @@
-"""CoreWeave's Tensorizer: files of its own format, from a directory, a web server or S3.
+"""CoreWeave's Tensorizer: files of its own format, from a directory, a web server or a store.
 
-https://github.com/coreweave/tensorizer. Downloads go through ``curl``, as always with this library; it
-is given an address that hotstart has signed, so credentials of every source work, and none is handed on.
-The library keeps every tensor it gave, and reads ahead without a bound: it is asked for as many at a time
-as the memory limit has room for, and made to forget them.
+https://github.com/coreweave/tensorizer. It would download by ``curl``, whose arguments everybody on the
+machine can read, and whose signed address ends within a load: what lies elsewhere it is given as an open
+file over hotstart's own ranges. The library keeps every tensor it gave, and reads ahead without a bound:
+it is asked for as many at a time as the memory limit has room for, and made to forget them.
 """
 
 from __future__ import annotations
 
 import importlib
-import shutil
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from hotstart.errors import ConfigError, HotstartError, ModelError, StorageError
+from hotstart.checkpoint.tensorizer import read_key
+from hotstart.errors import HotstartError, ModelError, StorageError
 from hotstart.loading.streams.base import Described, Request, bounded, check_limit, library_of
+from hotstart.loading.streams.stored_file import AHEAD, Ranges, StoredFile
 from hotstart.loading.tensorizer_options import TensorizerOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_READERS = 8
+"""Ranges of a store at once unless told otherwise."""
+_DAMAGED = (ValueError, TypeError, LookupError, ArithmeticError, AssertionError, struct.error)
+"""What the library raises of a tensor's header that makes no sense."""
 _AGAIN = "Copy the file again, or write it again: hotstart convert tensorizer SRC DST"
 
 
 def plan(request: Request) -> Described:
     """See :class:`~hotstart.loading.streams.base.Adapter`."""
     check_limit(request)
-    if request.location is not None and shutil.which("curl") is None:
-        raise ConfigError(
-            f"--load-format tensorizer needs curl to read {request.location}, and there is none in PATH",
-            expected="the program curl",
-            advice="Install it (apt install curl), or read the model from a directory",
-        )
     options = TensorizerOptions.parse(request.options)
     notes = ["hashes are " + ("compared" if options.verify_hash else "not compared (verify_hash is false)")]
     if options.keyfile:
@@ -56,8 +57,14 @@ class TensorizerStream:
         self._described = plan(request)
         self._options = TensorizerOptions.parse(request.options)
         self._library = importlib.import_module("tensorizer")
-        self._streams = importlib.import_module("tensorizer.stream_io")
-        self._opened = self._open(self._options.num_readers)
+        self._ranges: Ranges | None = None
+        with ExitStack() as undo:
+            if request.source is not None:
+                most = self._options.num_readers or _READERS
+                self._ranges = Ranges(request.source(request.paths[0]), most)
+                undo.callback(self._ranges.close)
+            self._opened = self._open(self._options.num_readers)
+            undo.pop_all()
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """See :class:`~hotstart.loading.streams.base.TensorStream`."""
@@ -79,33 +86,41 @@ class TensorizerStream:
 
     def close(self) -> None:
         """See :class:`~hotstart.loading.streams.base.TensorStream`."""
-        self._opened.close()
+        try:
+            self._opened.close()
+        finally:
+            if self._ranges is not None:
+                self._ranges.close()
 
     def _open(self, readers: int | None) -> Any:
-        path, stream = self._request.paths[0], {}
-        if self._request.address is not None:
-            path = self._request.address(path)
-            ca_file = self._request.settings.ca_file if self._request.settings is not None else ""
-            if ca_file:
-                stream["certificate_handling"] = self._streams.CAInfo(cacert=ca_file)
-        if self._options.buffer_size is not None:
-            stream["buffer_size"] = self._options.buffer_size
         wanted = set(self._request.names)
-        return self._library.TensorDeserializer(
-            self._streams.open_stream(path, "rb", **stream),
-            device=self._request.device,
-            filter_func=lambda name: name in wanted,
-            lazy_load=True,
-            num_readers=readers,
-            verify_hash=self._options.verify_hash,
-            encryption=self._key(),
-        )
+        with ExitStack() as undo:
+            file = undo.enter_context(self._file())
+            opened = _deserializer(self._library.TensorDeserializer, self._file)(
+                file,
+                device=self._request.device,
+                filter_func=lambda name: name in wanted,
+                lazy_load=True,
+                num_readers=readers,
+                verify_hash=self._options.verify_hash,
+                encryption=self._key(),
+            )
+            undo.pop_all()  # it closes its file
+        return opened
+
+    def _file(self, begin: int = 0, end: int | None = None) -> Any:
+        """The file once more, for another thread."""
+        if self._ranges is None:
+            file = open(self._request.paths[0], "rb")  # noqa: SIM115 - whoever asked closes it
+            file.seek(begin)
+            return file
+        ahead = self._options.buffer_size or AHEAD
+        return StoredFile(self._ranges, ahead=ahead, at=begin, end=end)
 
     def _key(self) -> Any:
         if self._options.keyfile is None:
             return None
-        with open(self._options.keyfile, "rb") as file:
-            return self._library.DecryptionParams.from_key(file.read())
+        return self._library.DecryptionParams.from_key(read_key(self._options.keyfile, "encryption_keyfile"))
 
     def _batches(self) -> Iterator[list[str]]:
         """The wanted tensors in the order of the file, as many at a time as the limit has room for."""
@@ -125,7 +140,7 @@ class TensorizerStream:
 
     def _named(self, error: Exception) -> Exception:
         """The error with the tensor at fault, which the library does not always say."""
-        if isinstance(error, HotstartError) or type(error).__name__ == "CURLError":
+        if isinstance(error, HotstartError):
             return error
         name = self._first_at_fault()
         if not name:
@@ -142,6 +157,13 @@ class TensorizerStream:
                 f"{path}: the tensor {name} cannot be decrypted with {self._options.keyfile}",
                 expected="the key that it was encrypted with, and a whole file",
                 advice="Pass that key as encryption_keyfile; if it is, copy the file again",
+            )
+        if isinstance(error, _DAMAGED):
+            return ModelError(
+                f"{path} is damaged: the header of the tensor {name} cannot be read "
+                f"({type(error).__name__}: {error})",
+                expected="the bytes that were written",
+                advice=_AGAIN,
             )
         library = library_of(self._request.load_format)
         return StorageError(
@@ -167,3 +189,13 @@ def _forget(deserializer: Any) -> None:
     """Let go of tensors that were given."""
     for key in deserializer._cache:
         deserializer._cache[key] = None
+
+
+def _deserializer(base: Any, reopen: Callable[..., Any]) -> Any:
+    """The library's class, whose readers each open the file in this way; it knows no other open files."""
+
+    class Deserializer(base):  # type: ignore[misc]
+        def _reopen_func(self) -> Callable[..., Any]:
+            return reopen
+
+    return Deserializer
