@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fault_proxy import FaultServer
+from hotstart.cli.main import main
 from object_servers import S3Server
 from running_server import RunningServer
 from sharded_files import write_sharded
@@ -66,6 +68,19 @@ def test_the_same_text_from_a_pre_sharded_directory(
     flags = ("--load-format", load_format, "--threads", "1")
     with RunningServer(sharded, *flags, log=tmp_path / "log") as server:
         assert answer(server.until_ready()) == expected
+
+
+def test_the_same_text_from_a_web_server_by_tensorizer(
+    expected: str, tiny_model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No credentials are anybody's there, and ``hotstart check`` says what the library would be told."""
+    model = write_tensorizer(tiny_model(shards=3), tmp_path / "m")
+    flags = ("--load-format", "tensorizer", "--threads", "1")
+    with FaultServer({f"m/{file.name}": file.read_bytes() for file in model.iterdir()}) as web:
+        assert main(["check", f"{web.url}/m", *flags, "--device", "cpu"]) == 0
+        assert f"reached by web server {web.url}" in capsys.readouterr().out
+        with RunningServer(f"{web.url}/m", *flags, log=tmp_path / "log") as server:
+            assert answer(server.until_ready()) == expected
 
 
 def test_the_same_text_from_s3_by_tensorizer(expected: str, tiny_model: Model, tmp_path: Path) -> None:

@@ -10,15 +10,32 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from glob import escape
 from typing import Any
+
+from msgspec import Struct
 
 from hotstart.errors import ConfigError, HotstartError, ModelError, StorageError
 
-ALLOW = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.model"]
+SMALL = ("*.json", "*.txt", "*.jinja", "*.model")
+"""All but the weights: a tokenizer's files among them."""
+ALLOW = ("*.safetensors", *SMALL)
 IGNORE = ["consolidated*", "original/*", "onnx/*", "openvino/*", "*.bin.index.json", "runs/*"]
 """Copies of the weights in other layouts."""
 
 _SECONDS_BETWEEN_LINES = 5.0
+
+
+class Files(Struct, frozen=True):
+    """Which files are wanted of a model: ``allow`` has patterns."""
+
+    allow: Sequence[str] = ALLOW
+    choose: Callable[[Sequence[str]], Sequence[str]] | None = None
+    """Given the names of all files, which of them are the weights; raises for what cannot be served.
+
+    It is asked before anything is downloaded, if the hub can be; if not, patterns alone count.
+    """
+
 
 Report = Callable[[int, int], None]
 """Bytes that came, bytes known of. Called from several threads."""
@@ -32,9 +49,9 @@ def download(
     cache_dir: str | None = None,
     progress: bool = True,
     report: Report | None = None,
-    allow: Sequence[str] = ALLOW,
+    files: Files | None = None,
 ) -> str:
-    """Fetch what serving needs of a hub model, or the files ``allow``; returns its snapshot directory.
+    """Fetch what serving needs of a hub model, or these files; returns its snapshot directory.
 
     ``cache_dir`` None: huggingface_hub's own (HF_HUB_CACHE, HF_HOME). ``report`` is called with the
     bytes that came and the bytes known of, in place of any bar or line here. Raises ModelError when the
@@ -49,6 +66,10 @@ def download(
         ) from None
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+    files = files or Files()
+    allow = list(files.allow)
+    if files.choose is not None and (names := [] if offline else _names(name, revision, token, endpoint)):
+        allow = [*SMALL, *map(escape, files.choose(names))]
     try:
         return str(
             snapshot_download(
@@ -58,13 +79,24 @@ def download(
                 cache_dir=cache_dir,
                 endpoint=endpoint,
                 local_files_only=offline,
-                allow_patterns=list(allow),
+                allow_patterns=allow,
                 ignore_patterns=IGNORE,
                 tqdm_class=_reporting_class(report) if report else _progress_class(progress),
             )
         )
     except Exception as error:
         raise _translate(error, name, revision, endpoint or "https://huggingface.co", offline) from error
+
+
+def _names(name: str, revision: str | None, token: str | None, endpoint: str | None) -> list[str]:
+    """Of all files; none where the hub does not tell, which is told by the download if it matters."""
+    from huggingface_hub import HfApi
+
+    try:
+        found = HfApi(endpoint=endpoint, token=token or None).model_info(name, revision=revision or "main")
+    except Exception:
+        return []
+    return [each.rfilename for each in found.siblings or []]
 
 
 def _translate(

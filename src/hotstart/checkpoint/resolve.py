@@ -11,6 +11,7 @@ import re
 import stat
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from hotstart.config.paths import absolute
@@ -18,6 +19,9 @@ from hotstart.errors import ConfigError, HotstartError, ModelError
 from hotstart.storage.access import read_error
 from hotstart.storage.location import is_hub_page, is_location, scheme_of
 from hotstart.storage.mounts import container, mounts
+
+if TYPE_CHECKING:
+    from hotstart.checkpoint.hub import Files
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _MAX_NEIGHBOURS = 10_000
@@ -32,11 +36,13 @@ def resolve(
     hub_cache: str | None = None,
     progress: bool = True,
     report: Callable[[int, int], None] | None = None,
+    files: Files | None = None,
 ) -> str:
     """The absolute directory of a model; downloads it when ``model`` is a hub name.
 
     ``download_dir`` is where the user wants hub models, ``hub_cache`` where they are kept otherwise
-    (None: huggingface_hub's own place). ``report`` follows a download in place of a bar. Raises
+    (None: huggingface_hub's own place). ``report`` follows a download in place of a bar;
+    ``files`` are those that are downloaded, None: what serving takes of a plain checkpoint. Raises
     ConfigError for what cannot be a model, ModelError for what does not exist, StorageError for
     what cannot be reached.
     """
@@ -60,6 +66,7 @@ def resolve(
         cache_dir=download_dir or hub_cache,
         progress=progress,
         report=report,
+        files=files,
     )
 
 

@@ -6,13 +6,15 @@ this rank's. Whether that is what a rank of so many must have is for :mod:`hotst
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from hotstart.checkpoint.base import Checkpoint, Skipped
 from hotstart.checkpoint.folder import Folder, LocalFolder
 from hotstart.checkpoint.layout import merge_headers, read_headers
 from hotstart.checkpoint.sharded_names import (
+    MOST_PARTS,
+    MOST_RANKS,
     PP_PATTERN,
     TP_PATTERN,
     Pattern,
@@ -28,8 +30,6 @@ from hotstart.errors import HotstartError, ModelError, raise_all
 if TYPE_CHECKING:
     from hotstart.checkpoint.remote import ObjectFolder
 
-_MOST_PARTS = 10_000
-
 
 def open_sharded(
     place: Folder | str, rank: Rank | None = None, pattern: str | None = None, *, said: str = "sharded_state"
@@ -44,8 +44,7 @@ def open_sharded(
     if pattern is not None:
         Pattern(pattern).check(rank)
     sizes = _listed(folder, rank, pattern)
-    shards = _one_pattern(folder, sizes, rank, pattern, said)
-    _check_names(folder, shards, rank)
+    shards = choose_shards(folder.path, sizes, rank, pattern, said=said)
     own = [file.name for file in shards.of(rank)]
     headers, absent, problems = read_headers(folder, own)
     if absent:
@@ -58,6 +57,18 @@ def open_sharded(
         tensors=merge_headers(headers),
         skipped=_skipped(shards, sizes, own),
     )
+
+
+def choose_shards(
+    place: str, names: Iterable[str], rank: Rank, pattern: str | None = None, *, said: str = "sharded_state"
+) -> Shards:
+    """The pre-sharded files among the names of what lies at a place, once these fit the rank.
+
+    Raises as :func:`open_sharded` does, but for what needs a file opened.
+    """
+    shards = _one_pattern(place, names, rank, pattern, said)
+    _check_names(place, shards, rank)
+    return shards
 
 
 def _listed(folder: Folder, rank: Rank, pattern: str | None) -> Mapping[str, int]:
@@ -79,7 +90,7 @@ def _asked(folder: ObjectFolder, rank: Rank, pattern: str | None) -> dict[str, i
         return {} if fetched is None else {name: fetched.size}
 
     found: dict[str, int] = {}
-    for part in range(_MOST_PARTS if "part" in known.fields else 1):
+    for part in range(MOST_PARTS if "part" in known.fields else 1):
         one = size(rank.tp_rank, rank.pp_rank, part)
         found |= one
         if not one:
@@ -91,18 +102,16 @@ def _asked(folder: ObjectFolder, rank: Rank, pattern: str | None) -> dict[str, i
     return found
 
 
-def _one_pattern(
-    folder: Folder, sizes: Mapping[str, int], rank: Rank, pattern: str | None, said: str
-) -> Shards:
+def _one_pattern(place: str, names: Iterable[str], rank: Rank, pattern: str | None, said: str) -> Shards:
     """The files of the pattern that was asked for, or of the only one there is."""
-    names = [name for name in sizes if "/" not in name]
+    names = [name for name in names if "/" not in name]
     found = find_shards(names, (TP_PATTERN, PP_PATTERN) if pattern is None else (pattern,))
     if len(found) == 1:
         return found[0]
     if found:
         kinds = "; ".join(f"{count(len(each.files), 'file')} of {each.pattern}" for each in found)
         raise ModelError(
-            f"{folder.path} holds pre-sharded files of two patterns: {kinds}",
+            f"{place} holds pre-sharded files of two patterns: {kinds}",
             expected="one checkpoint in a directory",
             advice="Move one of them away, or say which it is: --model-loader-extra-config "
             f'\'{{"pattern": "{found[0].pattern}"}}\'',
@@ -115,27 +124,32 @@ def _one_pattern(
     elif plain:
         advice = (
             "This is a plain checkpoint: leave --load-format out, or write a pre-sharded one by "
-            f"hotstart convert sharded {folder.path} DST --tensor-parallel-size {rank.tp_size}"
+            f"hotstart convert sharded {place} DST --tensor-parallel-size {rank.tp_size}"
         )
     else:
         advice = "Copy the weight files there, or say how they are named by pattern"
     raise ModelError(
-        f"{folder.path} holds no pre-sharded weight files, which --load-format {said} reads",
+        f"{place} holds no pre-sharded weight files, which --load-format {said} reads",
         expected=f"files named {wanted}",
         advice=advice,
     )
 
 
-def _check_names(folder: Folder, shards: Shards, rank: Rank) -> None:
+def _check_names(place: str, shards: Shards, rank: Rank) -> None:
     """What names alone tell: holes, and sizes that are not those of this start."""
     problems: list[HotstartError] = []
-    listed = not folder.path.startswith(("http://", "https://"))
-    absent = shards.absent_ranks(shards.tp_size, shards.pp_size) if listed else []
-    if absent:
+    listed = not place.startswith(("http://", "https://"))
+    if odd := shards.beyond:
+        raise ModelError(
+            f"{place} holds {odd.name}, whose name has a number that no checkpoint comes to",
+            expected=f"ranks below {MOST_RANKS} and parts below {MOST_PARTS}",
+            advice="Move it away; if it was renamed, give it its name back",
+        )
+    if listed and (absent := shards.absent_ranks(shards.tp_size, shards.pp_size)):
         problems.append(
             ModelError(
-                f"{folder.path} holds no files of {count(len(absent), 'rank')} of a checkpoint for "
-                f"{sizes_of(shards.tp_size, shards.pp_size)}: {few(absent)}",
+                f"{place} holds no files of {count(absent.number, 'rank')} of a checkpoint for "
+                f"{sizes_of(shards.tp_size, shards.pp_size)}: {absent}",
                 expected="files of every rank",
                 advice="Copy them from where the others came from",
             )
@@ -143,14 +157,14 @@ def _check_names(folder: Folder, shards: Shards, rank: Rank) -> None:
     if parts := shards.absent_parts(rank):
         problems.append(
             ModelError(
-                f"{folder.path} lacks {count(len(parts), 'part')} of {rank}: {few(parts)}",
+                f"{place} lacks {count(parts.number, 'part')} of {rank}: {parts}",
                 expected=f"every part up to {shards.of(rank)[-1].name}",
                 advice="Copy the absent files",
             )
         )
     sizes, asked = (shards.tp_size, shards.pp_size), (rank.tp_size, rank.pp_size)
     if sizes != asked and (listed or sizes > asked):
-        raise_all([*problems, wrong_sizes(folder.path, *sizes, rank)])
+        raise_all([*problems, wrong_sizes(place, *sizes, rank)])
     raise_all(problems)
 
 

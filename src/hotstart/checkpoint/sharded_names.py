@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from msgspec import Struct
 
@@ -19,6 +20,9 @@ LOAD_FORMATS = ("sharded_state", "runai_streamer_sharded")
 """Values of ``--load-format`` that read them."""
 TP_PATTERN = "model-rank-{rank}-part-{part}.safetensors"
 PP_PATTERN = "model-pp-{pp_rank}-tp-{tp_rank}-part-{part}.safetensors"
+MOST_RANKS, MOST_PARTS = 4096, 10_000
+"""Of a checkpoint; a number beyond is no number of a rank or a part."""
+_NAMED = 3
 _FIELDS = {"rank": "tp", "tp_rank": "tp", "pp_rank": "pp", "part": "part"}
 _SPEC = re.compile(r"(0?[1-9])?d?")
 """Padded numbers, as ``{rank:02d}``."""
@@ -100,6 +104,21 @@ class Pattern:
         return text.format(rank=rank.tp_rank, tp_rank=rank.tp_rank, pp_rank=rank.pp_rank)
 
 
+class Absent(Struct, frozen=True):
+    """Files that are not there; how many a name of a file alone makes them is no reason to list them."""
+
+    number: int
+    names: tuple[str, ...]
+    """Of the first few."""
+
+    def __bool__(self) -> bool:
+        return self.number > 0
+
+    def __str__(self) -> str:
+        more = self.number - len(self.names)
+        return ", ".join(self.names) + (f" and {more} more" if more else "")
+
+
 class Shards(Struct, frozen=True):
     """The pre-sharded files of one pattern that lie in a folder."""
 
@@ -121,18 +140,29 @@ class Shards(Struct, frozen=True):
         own = (file for file in self.files if (file.tp, file.pp) == (rank.tp_rank, rank.pp_rank))
         return sorted(own, key=lambda file: file.part)
 
-    def absent_ranks(self, tp_size: int, pp_size: int) -> list[str]:
+    @property
+    def beyond(self) -> ShardName | None:
+        """A file whose name has a number that no checkpoint comes to; None: there is none."""
+        names = (
+            file for file in self.files if max(file.tp, file.pp) >= MOST_RANKS or file.part >= MOST_PARTS
+        )
+        return next(names, None)
+
+    def absent_ranks(self, tp_size: int, pp_size: int) -> Absent:
         """The files of ranks that have none, out of so many."""
         pattern, there = Pattern(self.pattern), {(file.tp, file.pp) for file in self.files}
-        every = [Rank(tp_size, tp, pp_size, pp) for pp in range(pp_size) for tp in range(tp_size)]
-        return [pattern.files_of(rank) for rank in every if (rank.tp_rank, rank.pp_rank) not in there]
+        every = (Rank(tp_size, tp, pp_size, pp) for pp in range(pp_size) for tp in range(tp_size))
+        absent = (pattern.files_of(rank) for rank in every if (rank.tp_rank, rank.pp_rank) not in there)
+        return Absent(tp_size * pp_size - len(there), tuple(islice(absent, _NAMED)))
 
-    def absent_parts(self, rank: Rank) -> list[str]:
-        """Names of a rank's parts that lie before others."""
+    def absent_parts(self, rank: Rank) -> Absent:
+        """A rank's parts that lie before others."""
         parts = {file.part for file in self.of(rank)}
-        pattern = Pattern(self.pattern)
-        absent = set(range(max(parts, default=-1))) - parts
-        return [pattern.write(rank.tp_rank, rank.pp_rank, part) for part in sorted(absent)]
+        pattern, last = Pattern(self.pattern), max(parts, default=-1)
+        absent = (
+            pattern.write(rank.tp_rank, rank.pp_rank, part) for part in range(last) if part not in parts
+        )
+        return Absent(last + 1 - len(parts), tuple(islice(absent, _NAMED)))
 
 
 def pattern_for(stages: int) -> str:

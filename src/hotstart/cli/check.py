@@ -41,6 +41,7 @@ from hotstart.storage.residency import resident_fraction
 from hotstart.units import format_size
 
 if TYPE_CHECKING:
+    from hotstart.checkpoint.hub import Files
     from hotstart.config.settings import Config, HttpConfig
     from hotstart.frontend.start import Text
     from hotstart.loading.match import Matched
@@ -246,7 +247,10 @@ def located(config: Config, report: Callable[[int, int], None] | None = None) ->
         store.close()
         model = replace(model, path=path, location=model.model)
     else:
-        model = replace(model, path=directory_of(config, model.model, model.revision, report))
+        from hotstart.loading.by_format import hub_files
+
+        files = None if is_path(model.model) else hub_files(config)
+        model = replace(model, path=directory_of(config, model.model, model.revision, report, files))
     return replace(config, model=model)
 
 
@@ -270,17 +274,24 @@ def _columns() -> int | None:
 
 
 def directory_of(
-    config: Config, name: str, revision: str | None, report: Callable[[int, int], None] | None = None
+    config: Config,
+    name: str,
+    revision: str | None,
+    report: Callable[[int, int], None] | None = None,
+    files: Files | None = None,
 ) -> str:
     """The directory of a model or tokenizer, downloaded if it is a hub name.
 
-    ``report`` follows a download, in bytes that came and bytes known of, in place of a bar.
+    ``report`` follows a download, in bytes that came and bytes known of, in place of a bar. ``files`` are
+    those that are wanted; None: the small ones, which a tokenizer needs.
     """
     model = config.model
     hub_cache = None
     if not is_path(name):
+        from hotstart.checkpoint.hub import SMALL, Files
         from hotstart.config import cache_root
 
+        files = files or Files(SMALL)
         root = cache_root.resolve(config.cache_root or None, os.environ)
         hub_cache = cache_root.hub_cache(root, os.environ)
     return resolve(
@@ -291,6 +302,7 @@ def directory_of(
         hub_cache=hub_cache,
         progress=config.log.use_tqdm_on_load,
         report=report,
+        files=files,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from glob import escape
 from typing import TYPE_CHECKING
 
 from hotstart.checkpoint.layout import open_checkpoint
@@ -12,6 +13,7 @@ from hotstart.loading.match import Matched, match
 if TYPE_CHECKING:
     from hotstart.checkpoint.base import Checkpoint
     from hotstart.checkpoint.folder import Folder
+    from hotstart.checkpoint.hub import Files
     from hotstart.config.settings import Config
     from hotstart.models.spec import WeightSpec
 
@@ -34,6 +36,38 @@ def open_weights(folder: Folder, config: Config) -> Checkpoint:
         options = TensorizerOptions.parse(load.model_loader_extra_config, config.model)
         return open_tensorizer(folder, options.name, keyfile=options.keyfile)
     return open_checkpoint(folder, ignore_index=config.model.ignore_index)
+
+
+def hub_files(config: Config) -> Files:
+    """What to download of a model on the hub. The keys of the loader have been checked."""
+    from hotstart.checkpoint.hub import ALLOW, SMALL, Files
+
+    load, place = config.load, config.model.model
+    if load.load_format == "dummy":
+        return Files(SMALL)
+    if load.load_format == "tensorizer":
+        from hotstart.checkpoint.tensorizer import absent_file
+        from hotstart.loading.tensorizer_options import TensorizerOptions
+
+        name = TensorizerOptions.parse(load.model_loader_extra_config, config.model).name
+
+        def choose_file(names: Sequence[str]) -> Sequence[str]:
+            if name not in names:
+                raise absent_file(place, names, name)
+            return [name]
+
+        return Files((*SMALL, escape(name)), choose_file)
+    if load.load_format in LOAD_FORMATS:
+        from hotstart.checkpoint.sharded import choose_shards
+
+        rank, pattern = rank_of(config), load.model_loader_extra_config.get("pattern")
+
+        def choose_own(names: Sequence[str]) -> Sequence[str]:
+            shards = choose_shards(place, names, rank, pattern, said=load.load_format)
+            return [file.name for file in shards.of(rank)]
+
+        return Files(ALLOW, choose_own)
+    return Files()
 
 
 def match_weights(specs: Sequence[WeightSpec], checkpoint: Checkpoint, config: Config) -> Matched:

@@ -258,7 +258,7 @@ def read_tokenizer(directory: str) -> DirectoryTokenizer:
 
 
 def _of_hub(name: str) -> str:
-    from hotstart.checkpoint.hub import download
+    from hotstart.checkpoint.hub import Files, download
     from hotstart.checkpoint.resolve import is_path
 
     if is_path(name):
@@ -266,4 +266,4 @@ def _of_hub(name: str) -> str:
             f"--tokenizer {name} is no directory",
             expected="the directory of a tokenizer, or a name on the hub",
         )
-    return download(name, allow=(*_FILES, *_SETTINGS))
+    return download(name, files=Files((*_FILES, *_SETTINGS)))
