@@ -319,3 +319,22 @@ def test_a_beginning_of_very_many_flags_names_a_few() -> None:
 def test_values_beyond_64_bits_or_utf8_are_errors_of_the_command_line(words: list[str]) -> None:
     with pytest.raises(ConfigError):
         parse_serve(["/model", *words], {})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--hf-overrides", '{"a": 1, "a": 2}'),
+        ("--hf-overrides", '{"a": {"b": 1k, "b": 1k}}'),
+        ("--hf-overrides.a", '{"b": 1, "b": 2}'),
+        ("--model-loader-extra-config", '{"concurrency": 1, "concurrency": 2}'),
+        ("--compilation-config", '{"mode": 0, "mode": 1}'),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(words: tuple[str, str]) -> None:
+    assert "each key once" in refusal(*words)
+
+
+@pytest.mark.parametrize("end", ["", ', "s3_access_key_id": "hush", "s3_access_key_id": "hush"}'])
+def test_keys_of_a_store_are_not_shown_where_their_object_is_none(end: str) -> None:
+    assert "hush" not in refusal("--model-loader-extra-config", '{"s3_secret_access_key": "hush"' + end)

@@ -112,6 +112,7 @@ _LOADING_GROUP = Group(
         to="load.model_loader_extra_config",
         kind=Json(),
         help="tuning of the loader; a wrong key is an error that lists the right ones",
+        secret=True,  # it may hold keys of a store
     ),
     flag(
         "--read-strategy",

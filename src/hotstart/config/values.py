@@ -184,7 +184,7 @@ class Json(Kind):
     """A JSON object; single keys can be set as ``--flag.key.key value``."""
 
     metavar = "JSON"
-    expects = "a JSON object, such as '{\"key\": 1}'"
+    expects = "a JSON object with each key once, such as '{\"key\": 1}'"
 
     def parse(self, text: str) -> object:
         """The object, with ``1k`` and ``1K`` read as numbers."""
@@ -258,9 +258,12 @@ def parse_json(text: str) -> object:
 
     try:
         try:
-            return json.loads(text, parse_constant=_refuse_constant)
+            return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_each_once)
+        except _RepeatedKeyError:
+            raise
         except ValueError:
-            return json.loads(_plain_counts(text), parse_constant=_refuse_constant)
+            plain = _plain_counts(text)
+            return json.loads(plain, parse_constant=_refuse_constant, object_pairs_hook=_each_once)
     except (RecursionError, OverflowError):
         raise ValueError("too deep or too large") from None
 
@@ -269,8 +272,21 @@ def parse_scalar(text: str) -> object:
     """The value of a dotted key: JSON where it is JSON, else a count (``16K``), else the text."""
     try:
         return parse_json(text)
+    except _RepeatedKeyError:
+        raise
     except ValueError:
         return text
+
+
+class _RepeatedKeyError(ValueError):
+    """JSON, but for a key that an object has twice, of which one would be taken without a word."""
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _RepeatedKeyError
+    return found
 
 
 def _refuse_constant(name: str) -> object:
