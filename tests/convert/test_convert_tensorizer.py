@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,16 +70,38 @@ def test_an_encrypted_file_opens_with_its_key_alone(tmp_path: Path) -> None:
         load(path, encryption=DecryptionParams.from_key(bytes(32)))
 
 
-@pytest.mark.parametrize(("content", "found"), [(None, "does not exist"), (b"short", "has 5 bytes")])
-def test_a_file_that_is_no_key_is_refused_with_the_way_to_make_one(
-    content: bytes | None, found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def no_file(path: Path) -> None:
+    """Nothing is there."""
+
+
+def short(path: Path) -> None:
+    path.write_bytes(b"short")
+
+
+def link_to_nothing(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (no_file, "cannot be read: No such file"),
+        (short, "has 5 bytes"),
+        (Path.mkdir, "is a directory"),
+        (os.mkfifo, "is no regular file"),
+        (link_to_nothing, "cannot be read: No such file"),
+    ],
+)
+def test_what_is_no_key_is_refused_and_the_way_to_make_one_overwrites_nothing(
+    make: Callable[[Path], object], found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if content is not None:
-        (tmp_path / "key").write_bytes(content)
-    assert convert("qwen2", tmp_path / "new", "--encrypt", str(tmp_path / "key")) == 2
+    """It is told before the model is looked for, which may be a download away."""
+    make(tmp_path / "key")
+    words = ("convert", "tensorizer", str(tmp_path / "none"), str(tmp_path / "new"))
+    assert main([*words, "--encrypt", str(tmp_path / "key")]) == 2
     error = capsys.readouterr().err
-    assert found in error
-    assert "head -c 32 /dev/urandom >" in error
+    assert f"--encrypt {tmp_path / 'key'} {found}" in error
+    assert ("head -c 32 /dev/urandom >" in error) == (make is no_file)
     assert not (tmp_path / "new").exists()
 
 

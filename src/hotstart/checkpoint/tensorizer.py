@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from hotstart.checkpoint.base import Checkpoint, ShardFile, Skipped, TensorRef
 from hotstart.checkpoint.folder import Folder, LocalFolder
 from hotstart.checkpoint.safetensors import DTYPE_BITS, MAX_RANK
+from hotstart.config.paths import absolute
 from hotstart.errors import ConfigError, HotstartError, ModelError
 from hotstart.storage.source import FileSource
 
@@ -104,14 +105,16 @@ def read_key(path: str, said: str) -> bytes:
     """
     how = f"Make one that nobody else can read: (umask 077; head -c {KEY_BYTES} /dev/urandom > {path})"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would wait for its writer
+        fd = os.open(
+            absolute(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        )  # a FIFO would wait for its writer
         try:
             kind = os.fstat(fd).st_mode
             key = os.read(fd, KEY_BYTES + 1) if stat.S_ISREG(kind) else b""
         finally:
             os.close(fd)
     except OSError as error:
-        absent = isinstance(error, FileNotFoundError) and not os.path.lexists(path)
+        absent = isinstance(error, FileNotFoundError) and not os.path.lexists(absolute(path))
         raise ConfigError(
             f"{said} {path} cannot be read: {error.strerror}",
             expected=f"a file of this machine with the {KEY_BYTES} bytes of a key",

@@ -18,6 +18,7 @@ from hotstart.units import format_rate, format_seconds, format_size, parse_size
 if TYPE_CHECKING:
     from types import FrameType
 
+    from hotstart.convert.job import Writer
     from hotstart.convert.origin import Origin
     from hotstart.convert.target import Target
     from hotstart.timeline import Timeline
@@ -176,8 +177,9 @@ def _run(kind: str, values: dict[str, Any]) -> None:
             memory_limit=half,
         )
         target.check()
+        writer = _writer(kind, values)  # a key that is none is found before anything is fetched
         origin = _open(values, timeline)
-        _write(kind, values, origin, target, timeline)
+        _write(kind, values, origin, target, writer, timeline)
     finally:
         progress.stop()
     done = next(phase for phase in timeline.phases() if phase.name == "write weights")
@@ -210,14 +212,24 @@ def _open(values: dict[str, Any], timeline: Timeline) -> Origin:
         )
 
 
-def _write(kind: str, values: dict[str, Any], origin: Origin, target: Target, timeline: Timeline) -> None:
-    from hotstart.convert.job import Writer, convert, write_safetensors
-
-    writer: Writer = write_safetensors
+def _writer(kind: str, values: dict[str, Any]) -> Writer:
     if kind == "tensorizer":
-        from hotstart.convert.tensorizer_files import plan_tensorizer, tensorizer_writer
+        from hotstart.convert.tensorizer_files import tensorizer_writer
 
-        writer = tensorizer_writer(values.get("encrypt"))
+        return tensorizer_writer(values.get("encrypt"))
+    from hotstart.convert.job import write_safetensors
+
+    return write_safetensors
+
+
+def _write(
+    kind: str, values: dict[str, Any], origin: Origin, target: Target, writer: Writer, timeline: Timeline
+) -> None:
+    from hotstart.convert.job import convert
+
+    if kind == "tensorizer":
+        from hotstart.convert.tensorizer_files import plan_tensorizer
+
         plan = plan_tensorizer(origin, values["tensor_parallel"])
     elif kind == "sharded":
         from hotstart.convert.ranks import plan_ranks

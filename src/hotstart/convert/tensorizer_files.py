@@ -12,9 +12,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from hotstart.checkpoint.tensorizer import DEFAULT_NAME, KEY_BYTES, MARKER, RANK_NAME
+from hotstart.checkpoint.tensorizer import DEFAULT_NAME, MARKER, RANK_NAME, read_key
 from hotstart.config.load_formats import FORMATS
-from hotstart.config.paths import absolute
 from hotstart.convert.job import Plan, Writer
 from hotstart.convert.origin import Origin
 from hotstart.convert.planned import Planned, PlannedFile
@@ -24,7 +23,6 @@ from hotstart.convert.target import Target
 from hotstart.errors import ConfigError, HotstartError, StorageError
 from hotstart.models.fused_names import is_scale
 from hotstart.models.spec import DTYPES
-from hotstart.storage.access import read_error
 
 
 def plan_tensorizer(origin: Origin, tensor_parallel: int) -> Plan:
@@ -37,7 +35,7 @@ def plan_tensorizer(origin: Origin, tensor_parallel: int) -> Plan:
 def tensorizer_writer(keyfile: str | None) -> Writer:
     """A writer that encrypts with the key in a file, if there is one.
 
-    Raises ConfigError when the library is absent, or the file holds no key; StorageError.
+    Raises ConfigError when the library is absent, or the file holds no key.
     """
     try:
         library = importlib.import_module("tensorizer")
@@ -47,7 +45,7 @@ def tensorizer_writer(keyfile: str | None) -> Writer:
             expected="tensorizer, which writes these files",
             advice=f"Run {FORMATS['tensorizer'].install}",
         ) from None
-    encryption = library.EncryptionParams(key=_read_key(keyfile)) if keyfile else None
+    encryption = library.EncryptionParams(key=read_key(keyfile, "--encrypt")) if keyfile else None
 
     def write(reader: Reader, file: PlannedFile, target: Target, written: Callable[[int], None]) -> None:
         try:
@@ -108,21 +106,3 @@ def _write_tensors(
     reader.deliver(file.tensors, begin, put)
     for serializer in serializers:
         serializer.write_tensor(number, f".{MARKER}", kinds.PARAM, torch.tensor((1,), device="meta"))
-
-
-def _read_key(keyfile: str) -> bytes:
-    path = absolute(keyfile)
-    make = f"Make one that nobody else can read: (umask 077; head -c {KEY_BYTES} /dev/urandom > {keyfile})"
-    if not os.path.lexists(path):
-        raise ConfigError(f"--encrypt {keyfile} does not exist", expected="a file with a key", advice=make)
-    try:
-        with open(path, "rb") as file:
-            key = file.read(KEY_BYTES + 1)
-    except OSError as error:
-        raise read_error(path, error) from None
-    if len(key) != KEY_BYTES:
-        found = f"more than {KEY_BYTES}" if len(key) > KEY_BYTES else str(len(key))
-        raise ConfigError(
-            f"--encrypt {keyfile} has {found} bytes", expected=f"a key of {KEY_BYTES} bytes", advice=make
-        )
-    return key
