@@ -123,6 +123,10 @@ def test_an_unknown_key_is_refused_with_the_list_of_the_right_ones(name: str, in
         ("runai_streamer_sharded", "pattern", ""),
         ("fastsafetensors", "memory_limit", "4GiB"),
         ("dummy", "concurrency", 4),
+        ("fastsafetensors", "concurrency", 20_000),
+        ("runai_streamer", "memory_limit", 1 << 64),
+        ("sharded_state", "pattern", ["m-{rank}.safetensors"]),
+        ("sharded_state", "pattern", "m-{rank}\ud800.safetensors"),
     ],
 )
 def test_a_wrong_value_is_refused_with_the_right_ones(
@@ -131,13 +135,31 @@ def test_a_wrong_value_is_refused_with_the_right_ones(
     assert key in refusal(config(name, model_loader_extra_config={key: value}))
 
 
-@pytest.mark.parametrize("name", [*STREAMS, "sharded_state"])
-def test_the_values_of_the_documentation_are_taken(name: str, installed: None) -> None:
-    extra = {"concurrency": 16, "memory_limit": 5368709120}
+@pytest.mark.parametrize("name", [name for name in ACCEPTED if name != "dummy"])
+@pytest.mark.parametrize(
+    "extra", [{"concurrency": 16, "memory_limit": 5368709120}, {"concurrency": 1024}], ids=str
+)
+def test_concurrency_and_limit_are_taken_by_every_loader(
+    name: str, extra: dict[str, int], installed: None
+) -> None:
     device = "cuda" if FORMATS[name].device else "cpu"
-    keys = {key: value for key, value in extra.items() if key in FORMATS[name].keys}
-    assert "concurrency" in keys or name == "tensorizer"
-    check_loader(config(name, model_loader_extra_config=keys, device=device))
+    check_loader(config(name, model_loader_extra_config=extra, device=device))
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [
+        ("auto", {"num_threads": 4, "enable_multithread_load": True}),
+        ("runai_streamer", {"distributed": True}),
+        ("runai_streamer_sharded", {"distributed": False, "pattern": "m-{rank}-{part}.safetensors"}),
+        ("sharded_state", {"pattern": "m-{rank:02d}-{part}.safetensors"}),
+        ("tensorizer", {"tensorizer_uri": "/models/llama/m-%03d.tensors", "vllm_tensorized": True}),
+        ("tensorizer", {"tensorizer_config": {"num_readers": 4, "stream_kwargs": {"buffer_size": 4096}}}),
+        ("tensorizer", {"tensorizer_dir": "/models/llama", "deserialization_kwargs": {"verify_hash": False}}),
+    ],
+)
+def test_keys_of_vllm_are_taken(name: str, extra: dict[str, Any], installed: None) -> None:
+    check_loader(config(name, model_loader_extra_config=extra))
 
 
 @pytest.mark.parametrize("name", STREAMS)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hotstart.errors import ConfigError
-from hotstart.loading.streams import instant_tensor
+from hotstart.errors import ConfigError, StorageError
+from hotstart.loading.streams import fast_safetensors, instant_tensor
 from hotstart.loading.streams.fast_safetensors import direct
 from loaded_weights import loaded
 
@@ -139,3 +140,35 @@ def test_a_file_that_the_library_could_not_read_directly_is_told_of_every_load(
 )
 def test_instanttensor_is_described_by_the_back_end_that_it_chose(backend: str, says: str) -> None:
     assert instant_tensor.direct(backend, []).startswith(says)
+
+
+def test_a_file_that_the_library_could_not_read_directly_is_in_the_log_line(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library is refused a file by libcufile, warns and goes on: what was promised is taken back."""
+    from fastsafetensors.copier import gds
+
+    true = fastsafetensors.SafeTensorsFileLoader.copy_files_to_device
+
+    def refused(loader: Any, *given: Any, **named: Any) -> Any:
+        gds.logger.warning("GDS file-handle setup failed (%s); falling back to the nogds copier", "5027")
+        return true(loader, *given, **named)
+
+    monkeypatch.setattr(fast_safetensors, "direct", lambda *given: (True, "all is there"))
+    monkeypatch.setattr(fastsafetensors.SafeTensorsFileLoader, "copy_files_to_device", refused)
+    with pytest.warns(UserWarning, match="falling back to nogds"):  # there is no GPU here
+        weights = loaded(tiny_model("llama"), "fastsafetensors").weights
+    assert "direct: no, because GDS file-handle setup failed (5027)" in weights.describe()
+
+
+def test_a_library_that_does_not_open_leaves_nothing_that_listens(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: object, **named: object) -> None:
+        raise RuntimeError("no threads")
+
+    before = list(logging.getLogger("fastsafetensors").handlers)
+    monkeypatch.setattr(fastsafetensors, "ParallelLoader", fails)
+    with pytest.raises(StorageError, match="no threads"):
+        loaded(tiny_model("llama"), "fastsafetensors")
+    assert logging.getLogger("fastsafetensors").handlers == before

@@ -156,16 +156,29 @@ def test_verify_off_compares_and_records_nothing(model: Path, tmp_path: Path) ->
     assert not (tmp_path / "cache").exists()
 
 
-def test_where_bytes_do_not_stay_in_memory_nothing_is_read_again(model: Path, tmp_path: Path) -> None:
+def without_memories(model: Path, load_format: str) -> list[str]:
+    """The lines of a load whose bytes do not stay."""
     lines: list[str] = []
-    afterwards = Afterwards(
-        local(model), LoadConfig(), str(tmp_path / "cache"), lambda level, text: lines.append(text)
-    )
+    load = LoadConfig(load_format=load_format)
+    afterwards = Afterwards(local(model), load, str(model / "cache"), lambda level, text: lines.append(text))
     afterwards.start(())
     afterwards.go_on()
     afterwards.wait()
-    assert lines == []
-    assert not (tmp_path / "cache").exists()
+    assert not (model / "cache").exists()
+    return lines
+
+
+def test_where_bytes_do_not_stay_in_memory_nothing_is_read_again(model: Path) -> None:
+    assert without_memories(model, "auto") == []
+
+
+@pytest.mark.parametrize("load_format", ["runai_streamer_sharded", "fastsafetensors"])
+def test_of_a_library_that_shows_no_bytes_it_is_said_that_nothing_is_compared(
+    load_format: str, model: Path
+) -> None:
+    (line,) = without_memories(model, load_format)
+    assert line.startswith(f"digests: not compared, for --load-format {load_format} shows no bytes")
+    assert "--verify digest" in line
 
 
 def test_memory_that_the_model_gives_back_stays_until_it_is_hashed(tmp_path: Path) -> None:

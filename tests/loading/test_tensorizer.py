@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import shutil
 import ssl
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from hotstart.errors import HotstartError, ModelError
 from hotstart.loading.loader_check import check_loader
 from hotstart.loading.rank import match_named
 from hotstart.loading.streams.base import request_for
-from hotstart.loading.streams.tensorizer import open_stream
+from hotstart.loading.streams.tensorizer import open_stream, plan
 from hotstart.models.registry import family_for
 from hotstart.models.spec import WeightSpec
 from loaded_weights import Loaded, checksums, filled, loaded, start_with
@@ -211,6 +213,21 @@ def test_a_damaged_header_of_a_tensor_names_it(model: Path, tmp_path: Path) -> N
 
     with pytest.raises(ModelError, match=f"is damaged: the header of the tensor {ref.name} cannot be read"):
         read(damaged(model, tmp_path / "m", spoil))
+
+
+@pytest.mark.parametrize(("byte", "bit"), [(4, 3), (7, 1), (12, 0), (20, 7), (60, 5)])
+def test_a_flipped_bit_in_a_header_is_a_damaged_file(
+    byte: int, bit: int, model: Path, tmp_path: Path
+) -> None:
+    """The first bytes are the header's length, and may ask for any memory."""
+    refs = list(open_tensorizer(str(model)).tensors.values())
+    header = refs[3].offset + refs[3].nbytes
+
+    def flip(data: bytearray) -> None:
+        data[header + byte] ^= 1 << bit
+
+    with pytest.raises(ModelError, match=f"{refs[4].name} "):
+        read(damaged(model, tmp_path / "m", flip))
 
 
 def test_an_incomplete_file_names_the_tensor_it_ends_in(model: Path, tmp_path: Path) -> None:
@@ -443,6 +460,31 @@ def test_certificates_of_ones_own_are_handed_to_the_library(
     with FaultServer(files, tls=context) as web:
         found = read(model, f"{web.url}/m")
     assert_plain(found, plain)
+
+
+def test_a_library_that_does_not_open_leaves_no_file_and_no_thread(
+    model: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An open file would be a warning, which is an error here."""
+
+    def fails(*given: object, **named: object) -> None:
+        raise RuntimeError("out of tea")
+
+    monkeypatch.setattr(TensorDeserializer, "__init__", fails)
+    monkeypatch.setattr(TensorDeserializer, "__del__", lambda self: None)
+    assert "out of tea" in refusal(model)
+    with FaultServer(files) as web:
+        assert "out of tea" in refusal(model, f"{web.url}/m")
+    gc.collect()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ranges")]
+
+
+def test_the_log_says_why_the_limit_is_what_it_is(model: Path) -> None:
+    checkpoint = open_tensorizer(str(model))
+    load, matched = LoadConfig(load_format="tensorizer"), match_named(specs_of(model), checkpoint, "auto")
+    told = [str(plan(request_for(checkpoint, matched, load, "cpu", free))) for free in (8 << 30, 8)]
+    assert "2.15 GB (a quarter of what is free, 2.15 GB at most)" in told[0]
+    assert "(its largest tensor)" in told[1]
 
 
 def test_what_the_library_raises_ends_the_load_by_name(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from hotstart.checkpoint.base import Checkpoint, ShardFile
 from hotstart.checkpoint.wording import count
+from hotstart.config.load_formats import is_stream
 from hotstart.device import host
 from hotstart.errors import HotstartError
 from hotstart.loading.copying import CopyJob, compare
@@ -224,7 +225,10 @@ class Afterwards:
         numbers = set(range(len(self._files))) - set(self._expected)
         if not ordered:
             numbers -= set(self._used)  # copies are compared with checksums of their own
-        if self._load.verify == "off" or not numbers or not (ordered or self._memories):
+        if self._load.verify == "off" or not numbers:
+            return None
+        if not (ordered or self._memories):
+            self._tell_not_compared()
             return None
         assert self._checkpoint.folder is not None
         return LateDigests(
@@ -236,6 +240,16 @@ class Afterwards:
             open_source=self._checkpoint.folder.source,
             say=self._say,
         )
+
+    def _tell_not_compared(self) -> None:
+        """Of a library that reads: Tensorizer compares the hashes in its file, and says so itself."""
+        load_format = self._load.load_format
+        if is_stream(load_format) and load_format != "tensorizer":
+            self._say(
+                logging.INFO,
+                f"digests: not compared, for --load-format {load_format} shows no bytes; "
+                "--verify digest reads the files a second time",
+            )
 
     def _record(self, number: int, found: str) -> None:
         self._records.keep(*self._name(number), found)

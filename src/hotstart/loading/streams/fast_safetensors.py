@@ -12,6 +12,7 @@ import ctypes
 import importlib
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from hotstart.errors import ConfigError
@@ -44,32 +45,18 @@ class FastStream:
 
     def __init__(self, request: Request) -> None:
         library = importlib.import_module("fastsafetensors")
-        on_gpu = request.device != "cpu"
         self._direct, self._why = direct(library.cpp, request.device, request.paths)
         # It warns of a file that it cannot read directly once a process; every load is to say so.
         copier: Any = importlib.import_module("fastsafetensors.copier.gds")
         copier._warned_gds_fallback = False
         self._warned = _Warnings()
-        logging.getLogger("fastsafetensors").addHandler(self._warned)
-        threads = request.options.get("concurrency")
-        limit, _ = bounded(request)
-        wanted = frozenset(request.names)
         self._described = plan(request)
-        self._loader: Any = library.ParallelLoader(
-            None,
-            sorted(request.paths),
-            queue_size=0 if limit == -1 or limit >= 2 * request.largest else -1,
-            use_tqdm_on_load=False,
-            device=request.device,
-            max_threads=threads or _THREADS,
-            nogds=not self._direct,
-            set_numa=on_gpu,
-            tensor_filter=wanted.__contains__,
-            all_local=True,
-            max_batch_bytes=None if limit == -1 else max(limit // 2, request.largest),
-            accumulate_resident=False,
-            borrowed_tensors=True,
-        )
+        with ExitStack() as undo:
+            logger = logging.getLogger("fastsafetensors")
+            logger.addHandler(self._warned)
+            undo.callback(logger.removeHandler, self._warned)
+            self._loader = self._open(library, request)
+            undo.pop_all()
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """See :class:`~hotstart.loading.streams.base.TensorStream`."""
@@ -89,6 +76,26 @@ class FastStream:
         """See :class:`~hotstart.loading.streams.base.TensorStream`."""
         logging.getLogger("fastsafetensors").removeHandler(self._warned)
         self._loader.close()
+
+    def _open(self, library: Any, request: Request) -> Any:
+        threads = request.options.get("concurrency")
+        limit, _ = bounded(request)
+        wanted = frozenset(request.names)
+        return library.ParallelLoader(
+            None,
+            sorted(request.paths),
+            queue_size=0 if limit == -1 or limit >= 2 * request.largest else -1,
+            use_tqdm_on_load=False,
+            device=request.device,
+            max_threads=threads or _THREADS,
+            nogds=not self._direct,
+            set_numa=request.device != "cpu",
+            tensor_filter=wanted.__contains__,
+            all_local=True,
+            max_batch_bytes=None if limit == -1 else max(limit // 2, request.largest),
+            accumulate_resident=False,
+            borrowed_tensors=True,
+        )
 
 
 def direct(

@@ -158,7 +158,9 @@ class TensorizerStream:
                 expected="the key that it was encrypted with, and a whole file",
                 advice="Pass that key as encryption_keyfile; if it is, copy the file again",
             )
-        if isinstance(error, _DAMAGED):
+        # A header may also say that it has more bytes than there is memory.
+        absurd = isinstance(error, MemoryError) and 4 * self._request.sizes[name] < self._request.free
+        if absurd or isinstance(error, _DAMAGED):
             return ModelError(
                 f"{path} is damaged: the header of the tensor {name} cannot be read "
                 f"({type(error).__name__}: {error})",
