@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hotstart.loading import first_touch
 from hotstart.loading import image as image_module
 from hotstart.loading.image import Image
 from hotstart.loading.opened import Opened
@@ -22,6 +23,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mount, "window", 8 << 20)
     monkeypatch.setattr(image_module, "STEP", 16 << 10)
     monkeypatch.setattr(image_module, "_REGION", REGION)
+    monkeypatch.setattr(first_touch, "touch", lambda address, pages: 0.0)
 
 
 @pytest.fixture
@@ -79,6 +81,29 @@ def test_readers_of_a_warm_file_need_none(disk: Path, begun: list[int]) -> None:
     image.start()
     image.wait()
     assert begun == []
+
+
+def test_large_pages_that_are_slow_to_touch_are_given_up(
+    disk: Path, begun: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_touch, "touch", lambda address, pages: pages * 3e-6)
+    checkpoint = write_large(disk, 10 * REGION)
+    file = checkpoint.files[0]
+    cold(checkpoint)
+    asked: list[int] = []
+    read_ahead = Opened.read_ahead
+
+    def counted(opened: Opened, offset: int, length: int) -> None:
+        asked.append(offset)
+        read_ahead(opened, offset, length)
+
+    monkeypatch.setattr(Opened, "read_ahead", counted)
+    image = Image(checkpoint, readers=1)
+    image.start()
+    image.wait()
+    assert begun == [0, REGION]
+    assert min(asked) == 2 * REGION
+    assert image.memory(0)[: file.size] == Path(file.path).read_bytes()
 
 
 def test_where_a_file_cannot_be_opened_once_more_it_is_read_all_the_same(

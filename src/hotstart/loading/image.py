@@ -5,7 +5,8 @@ mapped. Where its pages are resident nothing is read: threads enter them into th
 imports run. Where they are not, nothing is copied either, no memory is cleared only to be overwritten,
 and the next start finds the pages. On a device that the kernel reads far ahead of, each thread goes
 through a large region in order, with a descriptor of its own: the page cache then takes large pages,
-for a tenth of the processor time. On others the threads ask for pages some steps ahead, so that the
+for a tenth of the processor time, unless :mod:`hotstart.loading.first_touch` finds that these come at
+a price. On others the threads ask for pages some steps ahead, so that the
 device is never idle; if the first steps of a large load come clearly faster past the page cache
 (:mod:`hotstart.loading.trial`), the rest is read that way, into memory laid over the mapping. Files
 of other file systems are read into memory congruent to them.
@@ -32,6 +33,7 @@ from hotstart.checkpoint.folder import Folder
 from hotstart.device import host
 from hotstart.errors import EngineError, HotstartError, StorageError
 from hotstart.loading.choice import ROOMY, Choice, choose_all, describe, in_flight
+from hotstart.loading.first_touch import FirstTouch
 from hotstart.loading.flow import Flow
 from hotstart.loading.follower import Follower, Nobody
 from hotstart.loading.opened import Opened, begin_trial
@@ -82,9 +84,11 @@ class Image:
         assert checkpoint.folder is not None
         folder = checkpoint.folder
         self._files: list[_File] = []
+        first_touch = FirstTouch()
         try:
             for number, choice in enumerate(choose_all(checkpoint.files, strategy)):
-                self._files.append(_File(number, folder, checkpoint.files[number], choice))
+                file = _File(number, folder, checkpoint.files[number], choice, first_touch)
+                self._files.append(file)
         except BaseException:
             for each in self._files:
                 each.opened.close()
@@ -352,8 +356,13 @@ class _Step(Struct, frozen=True):
 class _File:
     """One file's image, and the file."""
 
-    def __init__(self, number: int, folder: Folder, file: ShardFile, choice: Choice) -> None:
+    def __init__(
+        self, number: int, folder: Folder, file: ShardFile, choice: Choice, first_touch: FirstTouch
+    ) -> None:
         self.number = number
+        self._first_touch = first_touch
+        self._begun: set[int] = set()
+        """Offsets of regions of which nothing has been read yet."""
         self.size = file.size
         self.opened = Opened(folder, file, choice)
         self.is_mapped = False
@@ -370,7 +379,7 @@ class _File:
 
     def begin(self, offset: int, end: int, way: str) -> None:
         """A reader will go through a range in order."""
-        if way != "map" or not self.opened.choice.streams:
+        if way != "map" or not self.opened.choice.streams or self._first_touch.slow:
             return
         try:
             fd = self.opened.stream(offset)
@@ -381,6 +390,7 @@ class _File:
         finally:
             os.close(fd)
         _libc.madvise(self._address + offset, end - offset, mmap.MADV_SEQUENTIAL)
+        self._begun.add(offset)
 
     def end(self, offset: int, end: int, way: str) -> None:
         """It has: from now on the range is read in any order, and to be kept as any other memory."""
@@ -393,7 +403,13 @@ class _File:
         ``way`` is a strategy: the file's own, or another one that it also can.
         """
         if way == "map":
+            if self.opened.choice.streams and self._first_touch.slow:
+                # Asked for page by page, a little ahead of each reader: then the pages are single ones.
+                self.opened.read_ahead(offset, min(length + 2 * STEP, self.size - offset))
             self._populate(offset, length)
+            if offset in self._begun:
+                self._begun.remove(offset)
+                self._first_touch.sample(self._address + offset, length)
             return
         source = self.opened.source(way)
         pages = -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
