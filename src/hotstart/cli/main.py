@@ -25,6 +25,7 @@ usage: hotstart COMMAND …
   serve MODEL            serve a model over an OpenAI-compatible HTTP API
   check MODEL            run the checks at the head of serve and report every problem
   bench startup MODEL    measure process start to first token, of hotstart or of another server
+  bench serve            measure a running server, ours or another, under a load of requests
   bench latency MODEL    measure how long one batch takes, in this process
   bench throughput MODEL measure requests and tokens a second, in this process
   bench load MODEL       measure how fast loaders bring weights into memory, ours and others, side by side
@@ -191,6 +192,12 @@ def _bench_startup(argv: list[str]) -> int:
     return startup.main(argv)
 
 
+def _bench_serve(argv: list[str]) -> int:
+    from hotstart.bench.serving import command
+
+    return command.main(argv)
+
+
 def _bench_latency(argv: list[str]) -> int:
     from hotstart.bench import latency
 
@@ -222,6 +229,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "serve": _serve,
     "check": _check,
     "bench startup": _bench_startup,
+    "bench serve": _bench_serve,
     "bench latency": _bench_latency,
     "bench throughput": _bench_throughput,
     "bench load": _bench_load,
