@@ -16,7 +16,7 @@ from typing import Any
 
 from hotstart.bench.output import check_outputs
 from hotstart.bench.serving import counting, datasets, metrics, report
-from hotstart.bench.serving.arrivals import EXPONENTIAL, Arrivals
+from hotstart.bench.serving.arrivals import Arrivals
 from hotstart.bench.serving.client import Server, parse_server, run_loop
 from hotstart.bench.serving.datasets_tokenizer import ServerTokenizer, tokenizer_for
 from hotstart.bench.serving.delay import delays
@@ -87,17 +87,16 @@ def _settle(values: dict[str, Any]) -> None:
     if values["dataset_name"] == datasets.RANDOM:
         values["ignore_eos"] = True
     start, end = values.get("ramp_up_start_rps"), values.get("ramp_up_end_rps")
-    strategy = values.get("ramp_up_strategy")
-    if strategy is None:
+    if values.get("ramp_up_strategy") is None:
         return
     if values["request_rate"] != float("inf"):
         raise ConfigError(
             f"--request-rate {values['request_rate']} and --ramp-up-strategy are given", expected="one"
         )
-    if start is None or end is None or start > end or end == 0 or (strategy == EXPONENTIAL and start == 0):
+    if start is None or end is None or start > end:
         raise ConfigError(
             f"--ramp-up-start-rps is {start} and --ramp-up-end-rps is {end}",
-            expected="both, the start not above the end, and above 0 in an exponential ramp",
+            expected="both, and the start not above the end",
         )
 
 

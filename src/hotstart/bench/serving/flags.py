@@ -171,8 +171,8 @@ _LOAD = Group(
         kind=Choice(LINEAR, EXPONENTIAL),
         help="let the rate grow over the run",
     ),
-    flag("--ramp-up-start-rps", to="ramp_up_start_rps", kind=Whole(0), help="the rate of its beginning"),
-    flag("--ramp-up-end-rps", to="ramp_up_end_rps", kind=Whole(0), help="the rate of its end"),
+    flag("--ramp-up-start-rps", to="ramp_up_start_rps", kind=Whole(1), help="the rate of its beginning"),
+    flag("--ramp-up-end-rps", to="ramp_up_end_rps", kind=Whole(1), help="the rate of its end"),
     flag(
         "--num-warmups",
         to="num_warmups",
