@@ -103,7 +103,9 @@ def read_key(path: str, said: str) -> bytes:
 
     Raises ConfigError for what is no file of a key, or cannot be read.
     """
-    how = f"Make one that nobody else can read: (umask 077; head -c {KEY_BYTES} /dev/urandom > {path})"
+    how = (
+        f"Make one that nobody else can read: (umask 077; set -C; head -c {KEY_BYTES} /dev/urandom > {path})"
+    )
     try:
         fd = os.open(
             absolute(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -127,7 +129,7 @@ def read_key(path: str, said: str) -> bytes:
         found = f"more than {KEY_BYTES}" if len(key) > KEY_BYTES else str(len(key))
         raise ConfigError(
             f"{said} {path} has {found} bytes",
-            expected=f"the {KEY_BYTES} bytes of a key",
+            expected=f"a key of {KEY_BYTES} bytes",
             advice="Name the file of the key, which holds these bytes and no text or line end",
         )
     return key
