@@ -37,7 +37,9 @@ def test_wheel_holds_the_whole_package_and_nothing_else(wheel: zipfile.ZipFile) 
     package = {name for name in wheel.namelist() if not name.startswith("hotstart-")}
     source = ROOT / "src/hotstart"
     tracked = {
-        f"hotstart/{p.relative_to(source)}" for p in source.rglob("*") if p.suffix in (".py", ".typed", ".html")
+        f"hotstart/{p.relative_to(source)}"
+        for p in source.rglob("*")
+        if p.suffix in (".py", ".typed", ".html")
     }
     assert tracked <= package
     assert all(name.startswith("hotstart/") for name in package)
