@@ -6,7 +6,6 @@ import io
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
