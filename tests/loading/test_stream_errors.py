@@ -133,7 +133,7 @@ def test_each_tensor_is_forgotten_before_the_next_one_is_asked_for(
     assert set(alive) == {0}
 
 
-def test_a_limit_below_the_largest_tensor_is_refused_before_anything_is_read(model: Path) -> None:
+def test_a_limit_below_the_largest_tensor_is_refused_before_the_load_begins(model: Path) -> None:
     start = start_with(model, "runai_streamer", memory_limit=1000)
     with pytest.raises(ConfigError, match=r"memory_limit is 1000, and the largest tensor has 131072 bytes"):
         start.placement.weights(start, lambda done: None)
