@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -91,6 +92,24 @@ def test_cache_that_cannot_be_written_is_a_warning(
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.split()[1:2] == ["cache"]]
     assert line.startswith("  warn")
     assert "cannot be written (Not a directory)" in line
+
+
+def test_a_library_that_is_not_there_is_told_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    true, hidden = importlib.util.find_spec, "fastsafetensors"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == hidden else true(name))
+    report = checked(model, load={"load_format": hidden})
+    assert report.matched is not None
+    assert [found.status for found in report.findings if found.name == "loader"] == ["fail"]
+
+
+def test_what_a_library_cannot_be_told_is_found_beside_that_it_is_not_there(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true, hidden = importlib.util.find_spec, "fastsafetensors"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == hidden else true(name))
+    load = {"load_format": hidden, "model_loader_extra_config": {"memory_limit": 1}}
+    report = checked(model, load=load)
+    assert [found.status for found in report.findings if found.name == "loader"] == ["fail", "fail"]
 
 
 @pytest.mark.parametrize(("kind", "name"), [("docker", "restart"), ("", "reboot")])

@@ -54,6 +54,15 @@ def test_model_without_weights_has_no_plan(tmp_path: Path, capsys: pytest.Captur
     assert "read plan\n  none: " in check(str(tmp_path), capsys, "--explain")
 
 
+def test_another_library_has_no_plan_and_the_command_that_measures_it_is_named(
+    tiny_model: TinyModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = check(str(tiny_model()), capsys, "--explain", "--load-format", "fastsafetensors")
+    plan = text.partition("\nread plan\n")[2]
+    assert plan.startswith("  none: fastsafetensors reads by itself, ")
+    assert plan.endswith("hotstart bench load measures it\n")
+
+
 def test_plan_of_an_object_store_names_endpoint_and_rate_and_no_secret(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,7 +89,11 @@ def test_parts_have_at_most_the_size_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "found", "expected"),
     [
-        (("--tensor-parallel-size", "3"), "--tensor-parallel-size 3 does not divide", "one of 1, 2, 4"),
+        (
+            ("--tensor-parallel-size", "3"),
+            "4 heads of model.layers.0.self_attn.q_proj.weight",
+            "one of 1, 2, 4",
+        ),
         (("--pipeline-parallel-size", "3"), "more than the model has layers", "at most 2"),
     ],
 )

@@ -184,7 +184,7 @@ def test_automount_brings_it_back(system: Path) -> None:
         (mount("/models"), "kubernetes", True, "volume of the pod"),
         (mount("/models", root="/p/volumes/kubernetes.io~empty-dir/x"), "kubernetes", False, "emptyDir"),
         (mount("/models"), "container", True, "container's runtime"),
-        (mount("/", "overlay"), "container", False, "container's own layer"),
+        (mount("/", "overlay"), "container", True, "container's own layer"),
         (mount("/models", "tmpfs"), "", False, "gone after a reboot"),
         (mount("/models", "tmpfs"), "docker", False, "gone after a restart"),
         (mount("/"), "", True, "root file system"),

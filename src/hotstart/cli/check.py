@@ -365,8 +365,11 @@ def _check_weights(config: Config, report: Report, opened: Callable[[Checkpoint]
     if report.matched is not None and is_stream(config.load.load_format):
         from hotstart.cli.check_stream import handed_over
 
+        refused = any((found.name, found.status) == ("loader", "fail") for found in report.findings)
         with report.check("loader"):
-            report.ok("loader", handed_over(config, report.checkpoint, report.matched))
+            told = handed_over(config, report.checkpoint, report.matched)
+            if not refused:  # a library that is not there is told nothing
+                report.ok("loader", told)
 
 
 def _imagine_weights(config: Config, report: Report) -> None:

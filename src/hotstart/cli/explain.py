@@ -33,7 +33,8 @@ def explained(config: Config, report: Report) -> Iterator[str]:
     from hotstart.config import cache_root
 
     if is_stream(config.load.load_format):
-        yield f"  none: {config.load.load_format} reads by itself, and does not say how"
+        name = config.load.load_format
+        yield f"  none: {name} reads by itself, and does not say how; hotstart bench load measures it"
         return
     root = cache_root.resolve(config.cache_root or None, os.environ)
     try:

@@ -422,7 +422,7 @@ def _warn_loopback(config: Config, listening: socket.socket) -> None:
     from hotstart.storage.mounts import container
 
     inside = container() if loopback_only(listening) else ""
-    if inside:
+    if inside:  # a warning: by default it listens everywhere, and nothing else tells that nobody gets here
         _log().warning(
             "bound to loopback inside a container (%s): nothing outside it can connect; leave --host out",
             inside,

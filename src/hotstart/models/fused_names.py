@@ -122,7 +122,7 @@ def is_scale(name: str) -> bool:
 
 
 def indivisible(specs: Sequence[WeightSpec], size: int) -> list[str]:
-    """What ``size`` ranks cannot share: ``32 units of …``; empty: they can share everything."""
+    """What ``size`` ranks cannot share: ``9 heads of …``; empty: they can share everything."""
     found: dict[int, str] = {}
     for spec in specs:
         if spec.shard is None or spec.alias_of is not None:
@@ -130,8 +130,18 @@ def indivisible(specs: Sequence[WeightSpec], size: int) -> list[str]:
         units = _padded(spec) if spec.slot in VOCABULARY else spec.shard.units
         replicated = spec.slot.endswith(("qkv", "qkv_bias")) and units < size and size % units == 0
         if units % size and not replicated:
-            found.setdefault(units, f"{units} units of {spec.stored[0]}")
+            found.setdefault(units, f"{units} {_unit(spec)} of {spec.stored[0]}")
     return list(found.values())
+
+
+def _unit(spec: WeightSpec) -> str:
+    """What is never cut, for people: a head is several rows or columns."""
+    assert spec.shard is not None
+    if spec.slot in VOCABULARY:
+        return "padded rows"
+    if spec.shard.units < spec.shape[spec.shard.dim]:
+        return "heads"
+    return "columns" if spec.shard.dim else "rows"
 
 
 def sizes_that_divide(specs: Sequence[WeightSpec]) -> list[int]:

@@ -18,7 +18,9 @@ _UNIT_FOLDERS = ("etc/systemd/system", "usr/local/lib/systemd/system", "usr/lib/
 
 
 class Persistence(Struct, frozen=True):
-    """``sure``: the mount comes back; otherwise ``text`` is a warning that says what to do."""
+    """``sure``: the mount comes back, or only the reader can know; otherwise ``text`` is a warning that says
+    what to do.
+    """
 
     sure: bool
     text: str
@@ -72,8 +74,10 @@ def unit_name(mount_point: str) -> str:
 def _in_container(mount: Mount, inside: str) -> Persistence:
     """Mounts are made by whoever starts the container; what lies behind them is the host's business."""
     if mount.mount_point == "/":
+        # Images that hold their model are usual, and cannot be told from files that were copied into a
+        # container: of those the next container says at once that there is no such path.
         return Persistence(
-            False,
+            True,
             "the model lies in the container's own layer: a new container has it only if its image has it",
         )
     if "kubernetes.io~empty-dir" in mount.root:
