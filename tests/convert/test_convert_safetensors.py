@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -235,11 +237,16 @@ def _stopped_in_the_middle(large: Path, folder: Path) -> subprocess.Popen[bytes]
 
 
 def test_memory_is_bounded_whatever_the_size_of_files_and_tensors(large: Path, tmp_path: Path) -> None:
+    assert _peak("safetensors", large, tmp_path / "new", "--memory-limit", "8MB") < 100_000_000
+
+
+def _peak(*words: str | Path) -> int:
+    """Bytes that a conversion had in memory at most."""
     peak = "import sys; from hotstart.cli.main import main; code = main(sys.argv[1:]); "
     peak += "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]); sys.exit(code)"
-    words = ["convert", "safetensors", str(large), str(tmp_path / "new"), "--memory-limit", "8MB"]
-    done = subprocess.run([sys.executable, "-c", peak, *words], capture_output=True, text=True, check=True)
-    assert int(done.stdout.split()[-1]) * 1024 < 100_000_000
+    command = [sys.executable, "-c", peak, "convert", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stdout.split()[-1]) * 1024
 
 
 def test_a_limit_on_file_sizes_is_named_and_nothing_is_left(large: Path, tmp_path: Path) -> None:
@@ -311,3 +318,62 @@ def test_a_converted_model_is_served_and_its_digests_hold(model: Path, tmp_path:
         body = {"model": "tiny", "prompt": "Hello", "max_tokens": 8, "temperature": 0}
         assert server.http.post("/v1/completions", json=body).status_code == 200
     assert "SHA256SUMS" in server.output
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_is_written_to_and_named(
+    number: int,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def without(fd: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    assert convert(model, tmp_path / "new") == 0
+    assert f"{tmp_path} has no locks ({os.strerror(number)})" in caplog.text
+    assert (tmp_path / "new/config.json").exists()
+
+
+def test_an_error_on_a_file_system_without_locks_is_the_one_that_is_told(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*given: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", fails)
+    monkeypatch.setattr(os, "fsync", fails)
+    assert convert(model, tmp_path / "new") == 4
+    assert "model.safetensors cannot be written: Input/output error" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_file_and_directory_is_on_the_disk_before_the_name_is(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[str] = set()
+    fsync, rename = os.fsync, os.rename
+
+    def syncs(fd: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    def renames(before: str, after: str) -> None:
+        written = {before, *(str(path) for path in Path(before).rglob("*"))}
+        assert written - synced == set()
+        rename(before, after)
+
+    monkeypatch.setattr(os, "fsync", syncs)
+    monkeypatch.setattr(os, "rename", renames)
+    assert convert(model, tmp_path / "new") == 0
+    assert (tmp_path / "new/additional_chat_templates/tools.jinja").exists()
+
+
+def test_a_large_file_beside_the_weights_is_not_held_in_memory(model: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(model, tmp_path / "source")
+    with open(source / "corpus.txt", "wb") as file:
+        file.truncate(200_000_000)
+    assert _peak("safetensors", source, tmp_path / "new", "--memory-limit", "8MB") < 100_000_000
+    assert (tmp_path / "new/corpus.txt").stat().st_size == 200_000_000

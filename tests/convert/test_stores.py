@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -228,3 +230,66 @@ def test_files_that_need_no_name_need_no_room_here(
     with NanioServer(root) as server:
         use(monkeypatch, server.environ, tmp_path / "cache")
         assert convert(model, "s3://models/new") == 0
+
+
+def _wide_llama(directory: Path) -> Path:
+    """108 MB in one layer, which 16 ranks can share; sparse, so it costs nothing."""
+    layer = "model.layers.0."
+    shapes = {f"{layer}self_attn.{name}_proj.weight": [1024, 1024] for name in "qkvo"}
+    shapes |= {f"{layer}mlp.{name}_proj.weight": [16384, 1024] for name in ("gate", "up")}
+    shapes |= {f"{layer}mlp.down_proj.weight": [1024, 16384], "model.embed_tokens.weight": [512, 1024]}
+    norms = ("model.norm", f"{layer}input_layernorm", f"{layer}post_attention_layernorm")
+    shapes |= {f"{name}.weight": [1024] for name in norms}
+    entries, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * prod(shape)
+        entries[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    directory.mkdir()
+    head = json.dumps(entries).encode()
+    with open(directory / "model.safetensors", "wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + end)
+    config = {"vocab_size": 512, "hidden_size": 1024, "intermediate_size": 16384, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 64, "num_key_value_heads": 64, "tie_word_embeddings": True}
+    config |= {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 64}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_memory_is_bounded_however_many_ranks_are_uploaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen files of 6.8 MB; one side by side keeps two parts of 5 MiB of each, or the whole file."""
+    source = _wide_llama(tmp_path / "wide")
+    peak = "import sys; from hotstart.cli.main import main; code = main(sys.argv[1:]); "
+    peak += "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]); sys.exit(code)"
+    flags = ("--tensor-parallel-size", "16")
+    command = [sys.executable, "-c", peak, "convert", "sharded", str(source)]
+    (tmp_path / "store/models").mkdir(parents=True)
+    with OpenS3Server(tmp_path / "store") as server:
+        use(monkeypatch, server.environ, tmp_path / "cache")
+        words = [*command, "s3://models/new", *flags, "--memory-limit", "24MB"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[-1]) * 1024 < 110_000_000
+    assert main(["convert", "sharded", str(source), str(tmp_path / "local"), *flags]) == 0
+    assert snapshot(tmp_path / "store/models/new") == snapshot(tmp_path / "local")
+
+
+def test_a_limit_that_is_too_small_for_an_upload_is_refused_before_anything_is_read(
+    tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert(tmp_path / "absent", "s3://models/new", "--memory-limit", "8MB") == 2
+    error = capsys.readouterr().err
+    assert "--memory-limit 8.00 MB is too small to write to s3://models/new" in error
+    assert "expected at least 20MiB" in error
+
+
+def test_a_file_of_one_object_has_its_licence_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tiny_models.write("llama", tmp_path / "buckets/models/single")
+    (source / "LICENSE").write_text("free")
+    with S3Server(tmp_path / "buckets") as server:
+        use(monkeypatch, server.environ, tmp_path / "cache")
+        assert convert("s3://models/single", tmp_path / "new") == 0
+    assert (tmp_path / "new/LICENSE").read_text() == "free"

@@ -145,20 +145,37 @@ def main(kind: str, argv: Sequence[str]) -> int:
     """Run a conversion. Raises ``HotstartError``; returns 143 after SIGTERM, as 0 after success."""
     command = COMMANDS[kind]
     values = command.parse(argv).values
+    target: Target | None = None
     try:
         with _interruptible():
-            _run(kind, values)
-    except _Terminated:
-        print("hotstart: stopped on SIGTERM; nothing was left behind", file=sys.stderr)
-        return 143
+            target = _open_target(values)
+            _run(kind, values, target)
+    except BaseException as error:
+        left = target.left if target is not None else ""
+        if isinstance(error, _Terminated):
+            print(f"hotstart: stopped on SIGTERM; {left or 'nothing was left behind'}", file=sys.stderr)
+            return 143
+        if left:
+            print(f"hotstart: {left}", file=sys.stderr)
+        raise
     return 0
 
 
-def _run(kind: str, values: dict[str, Any]) -> None:
+def _open_target(values: dict[str, Any]) -> Target:
+    from hotstart.convert.destination import open_target
+
+    return open_target(
+        values["destination"],
+        environ=os.environ,
+        patience=values["storage_timeout"],
+        memory_limit=values.get("memory_limit", _MEMORY_LIMIT),
+    )
+
+
+def _run(kind: str, values: dict[str, Any], target: Target) -> None:
     from hotstart.cli import logs
     from hotstart.cli.progress import Progress, Screen
     from hotstart.config.settings import LogConfig
-    from hotstart.convert.destination import open_target
     from hotstart.timeline import Timeline
 
     screen = Screen(sys.stderr) if sys.stderr.isatty() and values["log_format"] == "text" else None
@@ -168,14 +185,6 @@ def _run(kind: str, values: dict[str, Any]) -> None:
     progress.tabular = False  # a phase is a line here, not a row
     progress.start()
     try:
-        # Half of the memory is for what is read, half for what is uploaded.
-        half = values.get("memory_limit", _MEMORY_LIMIT) // 2
-        target = open_target(
-            values["destination"],
-            environ=os.environ,
-            patience=values["storage_timeout"],
-            memory_limit=half,
-        )
         target.check()
         writer = _writer(kind, values)  # a key that is none is found before anything is fetched
         origin = _open(values, timeline)
@@ -246,7 +255,7 @@ def _write(
         target,
         writer=writer,
         timeline=timeline,
-        memory_limit=values.get("memory_limit", _MEMORY_LIMIT) // 2,
+        memory_limit=values.get("memory_limit", _MEMORY_LIMIT) // 2,  # half is for what is uploaded
     )
 
 

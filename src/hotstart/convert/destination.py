@@ -11,7 +11,7 @@ from hotstart.storage.location import is_location, parse_location, scheme_of, sh
 
 
 def open_target(text: str, *, environ: Mapping[str, str], patience: float, memory_limit: int) -> Target:
-    """A directory, or a folder of an object store. ``memory_limit``: bytes that may be on their way.
+    """A directory, or a folder of an object store. ``memory_limit``: bytes of weights in memory.
 
     Raises ConfigError for what cannot be written to.
     """

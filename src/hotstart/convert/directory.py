@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
+import shlex
 import shutil
 import tempfile
 from contextlib import suppress
@@ -20,8 +22,12 @@ from hotstart.storage.access import owner, who
 from hotstart.storage.temporary import lock as lock_directory
 from hotstart.units import format_size
 
+log = logging.getLogger("hotstart.storage")
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_STEP = 16 << 20
+_STEP = 1 << 20
+_MANY = 1 << 20
+"""Of files at once: more than any conversion writes."""
 
 
 class Directory:
@@ -34,6 +40,13 @@ class Directory:
         self._filling = ""
         self._lock = -1
         self._open: list[_File] = []
+
+    @property
+    def left(self) -> str:
+        """See :class:`hotstart.convert.target.Target`."""
+        if not self._filling or not os.path.lexists(self._filling):
+            return ""
+        return f"{self._filling} may be left; remove it: rm -r {shlex.quote(self._filling)}"
 
     def check(self) -> None:
         """See :class:`hotstart.convert.target.Target`."""
@@ -56,6 +69,10 @@ class Directory:
                 advice="Make room there, or write somewhere else",
             )
         self._make()
+
+    def together(self, size: int) -> int:
+        """See :class:`hotstart.convert.target.Target`."""
+        return _MANY
 
     def open(self, name: str, *, size: int = 0, beside: int = 1) -> Output:
         """See :class:`hotstart.convert.target.Target`."""
@@ -84,17 +101,21 @@ class Directory:
         except OSError as error:
             raise write_error(os.path.join(self._path, name), error) from None
 
+    def settle(self) -> None:
+        """See :class:`hotstart.convert.target.Target`. The name of this directory is nobody else's."""
+
     def publish(self) -> None:
         """See :class:`hotstart.convert.target.Target`."""
         try:
-            _sync(self._filling)
+            for directory, _, _ in os.walk(self._filling):
+                _sync(directory)
             os.rename(self._filling, self._path)  # an empty directory gives way
             _sync(self._parent)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise self._not_empty() from None
             raise write_error(self._path, error) from None
-        os.close(self._lock)
+        self._unlock()
         self._filling = ""
 
     def discard(self) -> None:
@@ -103,8 +124,7 @@ class Directory:
             file.abandon()
         if self._filling:
             shutil.rmtree(self._filling, ignore_errors=True)
-            os.close(self._lock)
-            self._filling = ""
+        self._unlock()
 
     def _check_empty(self) -> None:
         if not os.path.isdir(self._path) or os.path.islink(self._path):
@@ -134,12 +154,29 @@ class Directory:
         try:
             self._remove_abandoned(prefix)
             self._filling = tempfile.mkdtemp(prefix=prefix, dir=self._parent)
-            self._lock = lock_directory(self._filling)
+            self._lock = self._locked()
             umask = os.umask(0)
             os.umask(umask)
             os.chmod(self._filling, 0o777 & ~umask)
         except OSError as error:
             raise write_error(self._path, error) from None
+
+    def _locked(self) -> int:
+        """The lock of the directory, whose name is nobody else's even where there are no locks."""
+        try:
+            return lock_directory(self._filling)
+        except OSError as error:
+            log.warning(
+                "%s has no locks (%s): what this conversion leaves if it is killed must be removed by hand",
+                self._parent,
+                error.strerror,
+            )
+            return -1
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
 
     def _remove_abandoned(self, prefix: str) -> None:
         with os.scandir(self._parent) as entries:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from hotstart.checkpoint.files import CONFIG, INDEX
 from hotstart.convert.header import header, in_order
-from hotstart.convert.origin import Origin
+from hotstart.convert.origin import Origin, SmallFile
 from hotstart.convert.planned import PlannedFile
 from hotstart.convert.reading import Reader
 from hotstart.convert.target import Target, put, put_sums
@@ -31,6 +31,12 @@ class Plan(Struct, frozen=True):
         return sum(file.nbytes for file in self.files)
 
 
+_ENTRY = 800
+"""Bytes that a header has of a tensor beside its name, generously."""
+_FRONT = 500
+_NAMED_FRONT = 256 << 10
+"""Tensorizer's index has room for more tensors than there are."""
+
 Writer = Callable[[Reader, PlannedFile, Target, Callable[[int], None]], None]
 """Writes the weight file of each rank; the function is told of bytes that were written."""
 
@@ -46,12 +52,14 @@ def convert(
 ) -> None:
     """Write a model to a target that was checked; whatever ends it early leaves nothing there.
 
-    ``memory_limit``: bytes that are read ahead. Raises ModelError and StorageError.
+    ``memory_limit``: bytes that are read ahead. Raises ConfigError where memory is too little for what the
+    plan writes, ModelError and StorageError.
     """
-    small = {name: read() for name, read in origin.small.items()}
+    weights = plan.nbytes + _overhead(plan)
+    together = [target.together(_largest(file)) for file in plan.files]
+    small = sum(file.size for file in origin.small.values())
     try:
-        weights = plan.nbytes + _overhead(plan)
-        target.reserve(weights + sum(map(len, small.values())), named=weights if plan.named else 0)
+        target.reserve(weights + small, named=weights if plan.named else 0)
         with timeline.phase("write weights", total=plan.nbytes) as phase:
             done = 0
 
@@ -61,16 +69,19 @@ def convert(
                 timeline.progress(phase, done)
 
             with Reader(origin.checkpoint, memory_limit) as reader:
-                for file in plan.files:
-                    writer(reader, file, target, written)
+                for file, most in zip(plan.files, together, strict=True):
+                    # A library writes its files to a disk, which has room for all of them.
+                    for group in file.groups(len(file.names) if plan.named else most):
+                        writer(reader, group, target, written)
         with timeline.phase("publish"):
-            for name, data in small.items():
+            for name, stored in origin.small.items():
                 if name != CONFIG:
-                    put(target, name, data)
+                    _copy(stored, target, name)
             # A model without these is none, so whoever looks early finds nothing to start from.
             last = {INDEX: _index(plan)} if plan.index is not None else {}
-            last[CONFIG] = small[CONFIG]
+            last[CONFIG] = b"".join(origin.small[CONFIG].read())
             put_sums(target, last)
+            target.settle()
             for name, data in last.items():
                 put(target, name, data)
             target.publish()
@@ -85,7 +96,7 @@ def write_safetensors(
     """A :data:`Writer` of ordinary safetensors files."""
     tensors = in_order(file.tensors)
     head = header(tensors, file.metadata)
-    size = len(head) + sum(tensor.nbytes for tensor in tensors)
+    size = _largest(file)
     outputs = [target.open(name, size=size, beside=len(file.names)) for name in file.names]
     for output in outputs:
         output.write(head)
@@ -99,6 +110,18 @@ def write_safetensors(
         output.close()
 
 
+def _copy(stored: SmallFile, target: Target, name: str) -> None:
+    output = target.open(name, size=stored.size)
+    for data in stored.read():
+        output.write(data)
+    output.close()
+
+
+def _largest(file: PlannedFile) -> int:
+    """Bytes of one rank's file, generously."""
+    return sum(tensor.nbytes + len(tensor.name.encode()) + _ENTRY for tensor in file.tensors) + _FRONT
+
+
 def _index(plan: Plan) -> bytes:
     """As the hub's libraries write it."""
     assert plan.index is not None
@@ -110,5 +133,5 @@ def _overhead(plan: Plan) -> int:
     """Bytes of headers, the index and tensors stored twice, generously."""
     tensors = [(len(file.names), tensor) for file in plan.files for tensor in file.tensors]
     twice = sum(ranks * len(tensor.also) * tensor.nbytes for ranks, tensor in tensors)
-    front = 256 << 10 if plan.named else 500  # Tensorizer's index has room for more tensors than there are
-    return twice + sum(ranks * 800 for ranks, _ in tensors) + front * sum(len(f.names) for f in plan.files)
+    front = _NAMED_FRONT if plan.named else _FRONT
+    return twice + sum(ranks * _ENTRY for ranks, _ in tensors) + front * sum(len(f.names) for f in plan.files)

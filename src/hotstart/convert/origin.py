@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
 from msgspec import Struct
@@ -26,15 +26,24 @@ _KINDS = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".py", ".md", ".yaml
 """Ends of names that belong to a model and are no weights."""
 _PAPERS = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 _LARGEST = 512 << 20
+_STEP = 1 << 20
+
+
+class SmallFile(Struct, frozen=True):
+    """A file of a model that is no weight file, and need not be small."""
+
+    size: int
+    read: Callable[[], Iterator[bytes]]
+    """Its bytes in steps, from the first one on. Raises StorageError."""
 
 
 class Origin(Struct, frozen=True):
-    """A model whose headers were read. ``small``: its other files, and where each is read."""
+    """A model whose headers were read. ``small``: its other files."""
 
     shown: str
     folder: Folder
     checkpoint: Checkpoint
-    small: dict[str, Callable[[], bytes]]
+    small: dict[str, SmallFile]
 
     @property
     def config(self) -> dict[str, object]:
@@ -79,8 +88,8 @@ def open_origin(
     return Origin(folder.path, folder, checkpoint, small)
 
 
-def _small_files(folder: Folder) -> dict[str, Callable[[], bytes]]:
-    found: dict[str, Callable[[], bytes]] = {}
+def _small_files(folder: Folder) -> dict[str, SmallFile]:
+    found: dict[str, SmallFile] = {}
     listed = _listed(folder)
     for name in sorted({*SMALL_FILES, *listed, *_templates(folder)} - {INDEX, SUMS}):
         path = os.path.join(folder.small_files, name)
@@ -94,7 +103,8 @@ def _small_files(folder: Folder) -> dict[str, Callable[[], bytes]]:
 def _listed(folder: Folder) -> list[str]:
     """What else lies beside the weights, as far as it can be listed."""
     try:
-        names = folder.sizes()
+        local = isinstance(folder, LocalFolder)
+        names = folder.sizes() if local else cast("ObjectFolder", folder).listing()
     except HotstartError:
         return []  # of a store that gives no listing, what a start reads is all that there is
     return [
@@ -115,29 +125,53 @@ def _templates(folder: Folder) -> list[str]:
     return [f"{TEMPLATES}/{name}" for name in template_names(names)]
 
 
-def _file(path: str, limit: int) -> Callable[[], bytes]:
-    def read() -> bytes:
+def _file(path: str, limit: int) -> SmallFile:
+    def read() -> Iterator[bytes]:
+        left = size
         try:
             with open(path, "rb") as file:
-                data = file.read(limit + 1)
+                while left and (data := file.read(min(_STEP, left))):
+                    left -= len(data)
+                    yield data
         except OSError as error:
             raise read_error(path, error) from None
-        if len(data) > limit:
-            raise ModelError(
-                f"{path} has more than {format_size(limit)}", expected=f"at most {format_size(limit)}"
-            )
-        return data
+        if left:
+            raise StorageError(f"{path} became shorter while it was read", expected=f"{size} bytes")
 
-    return read
+    try:
+        with open(path, "rb") as file:  # what may not be read is known before anything is written
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise read_error(path, error) from None
+    _check_size(path, size, limit)
+    return SmallFile(size, read)
 
 
-def _object(folder: ObjectFolder, name: str) -> Callable[[], bytes]:
-    def read() -> bytes:
-        fetched = folder.store.fetch(name, _LARGEST)
-        if fetched is None or len(fetched.data) < fetched.size:
-            raise StorageError(
-                f"{folder.path}/{name} cannot be read whole", expected=f"at most {format_size(_LARGEST)}"
-            )
-        return fetched.data
+def _object(folder: ObjectFolder, name: str) -> SmallFile:
+    path = f"{folder.path}/{name}"
+    first = folder.store.fetch(name, 1)
+    if first is None:
+        raise StorageError(f"{path} went while the store was listed", expected="a store that nobody changes")
+    size, identity = first.size, first.identity
+    _check_size(path, size, _LARGEST)
 
-    return read
+    def read() -> Iterator[bytes]:
+        from hotstart.storage.object_store import NEVER
+
+        source = folder.store.source(folder.store.location.key(name), size, identity)
+        try:
+            for begin in range(0, size, _STEP):
+                data = bytearray(min(_STEP, size - begin))
+                source.read_into(memoryview(data), begin, NEVER)
+                yield bytes(data)
+        finally:
+            source.close()
+
+    return SmallFile(size, read)
+
+
+def _check_size(path: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise ModelError(
+            f"{path} has more than {format_size(limit)}", expected=f"at most {format_size(limit)}"
+        )

@@ -1,7 +1,7 @@
 """What is to be written, as data: tensors for ranks, made of stretches of stored ones.
 
 All ranks' files of a stage have the same tensors of the same sizes, so one pass over the stored ones
-writes them side by side, and each stored byte is read once.
+writes as many side by side as memory allows, and each stored byte is read once for them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from math import prod
 from typing import TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hotstart.checkpoint.base import TensorRef
 from hotstart.checkpoint.safetensors import DTYPE_BITS
@@ -77,6 +78,13 @@ class PlannedFile(Struct, frozen=True):
         """Tensor bytes of all ranks."""
         return len(self.names) * sum(tensor.nbytes for tensor in self.tensors)
 
+    def groups(self, most: int) -> Iterator[PlannedFile]:
+        """The files of at most so many ranks at a time."""
+        for first in range(0, len(self.names), most):
+            ranks = range(first, min(first + most, len(self.names)))
+            tensors = (replace(tensor, pieces=_pieces_of(tensor, ranks)) for tensor in self.tensors)
+            yield replace(self, names=self.names[first : ranks.stop], tensors=tuple(tensors))
+
 
 class Chunk(Struct, frozen=True):
     """What is read at once. ``piece`` is what it belongs to; ``offset`` is absolute in the file."""
@@ -98,6 +106,17 @@ def chunks(piece: Piece, most: int) -> Iterator[Chunk]:
         start, total = start + piece.offset, piece.nbytes
     for done in range(0, total, max(1, step)):
         yield Chunk(piece, piece.ref.file, start + done, min(step, total - done))
+
+
+def _pieces_of(tensor: Planned, ranks: range) -> tuple[Piece, ...]:
+    """What a run of ranks has of a tensor; they count from 0."""
+    found: list[Piece] = []
+    for piece in tensor.pieces:
+        if isinstance(piece, Columns):
+            found.append(replace(piece, cuts=piece.cuts[ranks.start : ranks.stop]))
+        elif own := tuple(rank - ranks.start for rank in piece.ranks if rank in ranks):
+            found.append(replace(piece, ranks=own))
+    return tuple(found)
 
 
 def unchanged(ref: TensorRef) -> Planned:

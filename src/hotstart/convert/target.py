@@ -1,7 +1,7 @@
 """Where a converted model goes: all of it, or nothing.
 
 A target takes files one after the other or side by side, keeps the SHA-256 of each, and shows nothing
-under its name until :meth:`Target.publish`. :meth:`Target.discard` leaves nothing behind.
+under its name until :meth:`Target.publish`. :meth:`Target.discard` leaves nothing behind, or says what.
 """
 
 from __future__ import annotations
@@ -39,12 +39,24 @@ class Target(Protocol):
     digests: dict[str, str]
     """SHA-256 of the files that are whole, by name."""
 
+    @property
+    def left(self) -> str:
+        """What lies there that :meth:`discard` could not or did not yet remove, and what to do; or empty."""
+        ...
+
     def check(self) -> None:
         """Raise ConfigError where something is there already, StorageError where nothing can be written."""
         ...
 
     def reserve(self, nbytes: int, *, named: int = 0) -> None:
         """Raise StorageError where so many bytes have no room, of which ``named`` lie at :meth:`path`."""
+        ...
+
+    def together(self, size: int) -> int:
+        """How many files of about ``size`` bytes may be open at once.
+
+        Raises ConfigError where memory is not even for one.
+        """
         ...
 
     def open(self, name: str, *, size: int = 0, beside: int = 1) -> Output:
@@ -59,18 +71,22 @@ class Target(Protocol):
         """Take in the file at :meth:`path`, which is whole. Raises StorageError."""
         ...
 
+    def settle(self) -> None:
+        """Before the files that make it a model: raise StorageError if others wrote there meanwhile."""
+        ...
+
     def publish(self) -> None:
         """Make everything visible. Raises StorageError."""
         ...
 
     def discard(self) -> None:
-        """Remove whatever was written, after a failure; raises nothing."""
+        """Remove whatever was written, after a failure; raises nothing. See :attr:`left`."""
         ...
 
 
 def put(target: Target, name: str, data: bytes) -> None:
     """Write a small file."""
-    output = target.open(name)
+    output = target.open(name, size=len(data))
     output.write(data)
     output.close()
 
