@@ -19,11 +19,20 @@ def place_that_holds_something(place: Place) -> str:
     return _convert(place, "safetensors", place.model)
 
 
-def disk_without_room(place: Place) -> str:
+def _convert_without_room(place: Place, kind: str, target: Path | str) -> str:
     with pytest.MonkeyPatch.context() as patch:
         full = shutil.disk_usage(place.folder)._replace(free=1000)
         patch.setattr(shutil, "disk_usage", lambda path: full)
-        return _convert(place, "safetensors", place.folder / "new")
+        return _convert(place, kind, target)
+
+
+def disk_without_room(place: Place) -> str:
+    return _convert_without_room(place, "safetensors", place.folder / "new")
+
+
+def temporary_directory_without_room(place: Place) -> str:
+    place.set(**place.store.environ)
+    return _convert_without_room(place, "tensorizer", "s3://models/new")
 
 
 def ranks_that_do_not_divide(place: Place) -> str:
@@ -44,6 +53,7 @@ def file_without_a_key(place: Place) -> str:
 CONVERTING: dict[str, Callable[[Place], str]] = {
     "The place to convert to holds something": place_that_holds_something,
     "There is no room for the converted model": disk_without_room,
+    "There is no room for files on their way to a store": temporary_directory_without_room,
     "The ranks cannot share the model": ranks_that_do_not_divide,
     "The store cannot be written to": store_that_takes_nothing,
     "The file of the key holds none": file_without_a_key,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 from collections.abc import Callable
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from fault_proxy import FaultServer
 from hotstart.cli.main import main
 from hotstart.config.settings import Config, DeviceConfig, LoadConfig, ModelConfig
 from hotstart.engine.assemble import prepare
 from hotstart.errors import HotstartError
+from hotstart.loading.streams.fast_safetensors import direct
 from sharded_files import write_sharded
 from tensorizer_files import write_tensorizer
 
@@ -54,12 +57,32 @@ def key_that_it_does_not_know(loading: Loading) -> str:
     return loading.check(*flags, '{"concurency": 16}')
 
 
+def keys_that_differ(loading: Loading) -> str:
+    flags = ("--load-format", "tensorizer", "--model-loader-extra-config")
+    return loading.check(*flags, '{"num_readers": 4, "concurrency": 8}')
+
+
 def store_that_it_cannot_read(loading: Loading) -> str:
     return loading.check("--load-format", "fastsafetensors", model="s3://bucket/llama")
 
 
 def gpu_that_is_not_there(loading: Loading) -> str:
     return loading.check("--load-format", "instanttensor")
+
+
+def toolkit_that_is_not_there(loading: Loading) -> str:
+    """Where there is a GPU, the library finds it."""
+    native = pytest.importorskip("fastsafetensors").cpp
+    if native.is_cuda_found():
+        pytest.skip("fastsafetensors has found CUDA")
+
+    def finds_nothing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    loading.monkeypatch.setattr(ctypes, "CDLL", finds_nothing)
+    with pytest.raises(HotstartError) as caught:
+        direct(native, "cuda:0")
+    return str(caught.value)
 
 
 def limit_below_a_tensor(loading: Loading) -> str:
@@ -110,6 +133,11 @@ def ordinary_checkpoint_for_tensorizer(loading: Loading) -> str:
     return loading.check("--load-format", "tensorizer")
 
 
+def web_server_without_a_tensorizer_file(loading: Loading) -> str:
+    with FaultServer({f"m/{file.name}": file.read_bytes() for file in loading.model.iterdir()}) as web:
+        return loading.check("--load-format", "tensorizer", model=f"{web.url}/m")
+
+
 def incomplete_tensorizer_file(loading: Loading) -> str:
     model = write_tensorizer(loading.model, loading.room / "m")
     file = model / "model.tensors"
@@ -136,14 +164,17 @@ def encrypted_tensorizer_file(loading: Loading) -> str:
 LOADERS: dict[str, Callable[[Loading], str]] = {
     "The loader is not installed": library_that_is_not_there,
     "The loader does not know a key": key_that_it_does_not_know,
+    "Two keys of the loader contradict each other": keys_that_differ,
     "The loader cannot read there": store_that_it_cannot_read,
     "The loader needs a GPU": gpu_that_is_not_there,
+    "fastsafetensors finds no CUDA library": toolkit_that_is_not_there,
     "The memory limit is too small": limit_below_a_tensor,
     "The loader fails": library_that_fails,
     "The checkpoint is pre-sharded": pre_sharded_directory,
     "The files are for another number of ranks": files_of_two_ranks,
     "A part of a rank is missing": missing_part,
     "The checkpoint is not Tensorizer's": ordinary_checkpoint_for_tensorizer,
+    "The web server has no Tensorizer file": web_server_without_a_tensorizer_file,
     "The Tensorizer file is incomplete": incomplete_tensorizer_file,
     "The Tensorizer file is damaged": damaged_tensorizer_file,
     "The Tensorizer file is encrypted": encrypted_tensorizer_file,
