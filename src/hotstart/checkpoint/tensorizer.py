@@ -56,16 +56,21 @@ _AGAIN = "Copy the file again, or write it again: hotstart convert tensorizer SR
 
 
 def open_tensorizer(
-    place: Folder | str, name: str = DEFAULT_NAME, *, keyfile: str | None = None
+    place: Folder | str,
+    name: str = DEFAULT_NAME,
+    *,
+    keyfile: str | None = None,
+    said: str = "encryption_keyfile",
 ) -> Checkpoint:
     """Read the index of a folder's Tensorizer file. ``keyfile``: it is to be decrypted with this.
 
+    ``said``: the key of ``--model-loader-extra-config``, or the flag, that names the keyfile, for messages.
     Raises ModelError for a file that is absent, incomplete or damaged, encrypted without a key or not
     encrypted with one; StorageError for what cannot be read.
     """
     folder = LocalFolder(place) if isinstance(place, str) else place
     if keyfile is not None:
-        read_key(keyfile, "encryption_keyfile")
+        read_key(keyfile, said)
     found = _open(folder, name)
     if found is None:
         raise _absent(folder, name)
@@ -74,18 +79,19 @@ def open_tensorizer(
         encrypted, indexed, data_start = _read_index(file, source)
     finally:
         source.close()
+    flag = f"{said} PATH" if said.startswith("--") else ""
+    extra = f'--model-loader-extra-config \'{{"{said}": "PATH"}}\''
     if encrypted and keyfile is None:
         raise ModelError(
             f"{file.path} is encrypted, and there is no key",
-            expected="encryption_keyfile in --model-loader-extra-config",
-            advice='Pass --model-loader-extra-config \'{"encryption_keyfile": "PATH"}\' with the file of '
-            "its key",
+            expected=said if flag else f"{said} in --model-loader-extra-config",
+            advice=f"Pass {flag or extra} with the file of its key",
         )
     if keyfile is not None and not encrypted:
         raise ModelError(
-            f"{file.path} is not encrypted, and encryption_keyfile names a key",
+            f"{file.path} is not encrypted, and {said} names a key",
             expected="an encrypted file, or no key",
-            advice="Leave encryption_keyfile out if the file is the right one",
+            advice=f"Leave {said} out if the file is the right one",
         )
     tensors = [ref for ref in indexed if ref.name.lstrip(".") != MARKER]
     metadata = {MARKER: "true"} if len(tensors) < len(indexed) else {}
@@ -233,14 +239,15 @@ class _Index:
 def _dtype(text: str) -> str:
     """``<f4``, or a number of numpy's with torch's own name behind it: ``<V2\\0torch.bfloat16``.
 
-    One that no weight has is given as it is: a tensor that no model asks for may have it.
+    Numbers that no weight has are given as they are: a tensor that no model asks for may have them.
+    Raises ValueError for what are no numbers (objects are pickles), or not in this machine's order.
     """
     numpy, _, torch = text.partition("\0")
-    if torch:
+    if re.fullmatch(r"torch\.(complex|float|bfloat|bool|q?u?int)\w*", torch):
         return _TORCH.get(torch, torch)
-    found = re.fullmatch(r"[<>|=]?([a-z]\d{1,2})", numpy)
-    if found is None or numpy.startswith(">"):
-        return numpy
+    found = re.fullmatch(r"[<|=]?([biufc]\d{1,2})", numpy)
+    if found is None or torch:
+        raise ValueError(text)
     return _NUMPY.get(found[1], numpy)
 
 
