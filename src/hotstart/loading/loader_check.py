@@ -119,8 +119,9 @@ def _not_installed(load_format: str, place: str) -> HotstartError | None:
     if not missing:
         return None
     what = f" of a model at {place}://" if row.library and _is_there(row.library) else ""
+    absent = "is" if len(missing) == 1 else "are"
     return ConfigError(
-        f"--load-format {load_format}{what} needs {' and '.join(missing)}, which is not installed",
+        f"--load-format {load_format}{what} needs {' and '.join(missing)}, which {absent} not installed",
         expected=f"the extra {row.extra} of hotstart",
         advice=f"Install it: {row.install}",
     )
