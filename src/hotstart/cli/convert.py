@@ -77,8 +77,21 @@ _FILES = Group(
 
 SAFETENSORS = Command(
     "convert safetensors",
-    "Write a model's weights anew, in safetensors files of another size, with its small files and digests.",
-    (_FILES, *_COMMON),
+    "Write a model's weights anew, in safetensors files of another size, with its small files and digests; "
+    "files for ranks and Tensorizer files are joined.",
+    (
+        _FILES,
+        Group(
+            "Tensorizer",
+            flag(
+                "--decrypt",
+                to="decrypt",
+                kind=Text("KEYFILE"),
+                help="decrypt the Tensorizer files of SRC with the 32 bytes of this file",
+            ),
+        ),
+        *_COMMON,
+    ),
     positional=_SOURCE,
     second=_DESTINATION,
 )
@@ -187,7 +200,7 @@ def _run(kind: str, values: dict[str, Any], target: Target) -> None:
     try:
         target.check()
         writer = _writer(kind, values)  # a key that is none is found before anything is fetched
-        origin = _open(values, timeline)
+        origin = _open(kind, values, timeline)
         _write(kind, values, origin, target, writer, timeline)
     finally:
         progress.stop()
@@ -199,7 +212,7 @@ def _run(kind: str, values: dict[str, Any], target: Target) -> None:
     )
 
 
-def _open(values: dict[str, Any], timeline: Timeline) -> Origin:
+def _open(kind: str, values: dict[str, Any], timeline: Timeline) -> Origin:
     from hotstart.config import cache_root
     from hotstart.convert.origin import open_origin
 
@@ -218,6 +231,8 @@ def _open(values: dict[str, Any], timeline: Timeline) -> Origin:
             hub_cache=cache_root.hub_cache(root, os.environ),
             revision=values.get("revision"),
             report=report,
+            keyfile=values.get("decrypt"),
+            joins=kind == "safetensors",
         )
 
 
@@ -248,7 +263,7 @@ def _write(
     else:
         from hotstart.convert.shards import plan_shards
 
-        plan = plan_shards(origin.checkpoint, values.get("shard_size", _SHARD_SIZE))
+        plan = plan_shards(origin.tensors, values.get("shard_size", _SHARD_SIZE))
     convert(
         origin,
         plan,

@@ -68,7 +68,7 @@ def convert(
                 done += nbytes
                 timeline.progress(phase, done)
 
-            with Reader(origin.checkpoint, memory_limit) as reader:
+            with Reader(origin.checkpoint, memory_limit, origin.readers) as reader:
                 for file, most in zip(plan.files, together, strict=True):
                     # A library writes its files to a disk, which has room for all of them.
                     for group in file.groups(len(file.names) if plan.named else most):

@@ -11,8 +11,11 @@ from msgspec import Struct
 from hotstart.checkpoint.base import Checkpoint
 from hotstart.checkpoint.files import INDEX, SMALL_FILES, TEMPLATES, read_json, size_limit, template_names
 from hotstart.checkpoint.folder import Folder, LocalFolder
-from hotstart.checkpoint.layout import open_checkpoint
 from hotstart.checkpoint.resolve import resolve
+from hotstart.convert.opening import open_weights
+from hotstart.convert.planned import Planned
+from hotstart.convert.reading import READERS
+from hotstart.convert.tensorizer_source import TensorizerFolder
 from hotstart.errors import HotstartError, ModelError, StorageError
 from hotstart.storage.access import read_error
 from hotstart.storage.digests import SUMS
@@ -44,6 +47,10 @@ class Origin(Struct, frozen=True):
     folder: Folder
     checkpoint: Checkpoint
     small: dict[str, SmallFile]
+    tensors: tuple[Planned, ...]
+    """As a plain checkpoint has them."""
+    readers: int = READERS
+    """Threads that its bytes may be asked for by."""
 
     @property
     def config(self) -> dict[str, object]:
@@ -62,12 +69,15 @@ def open_origin(
     hub_cache: str | None = None,
     revision: str | None = None,
     report: Callable[[int, int], None] | None = None,
+    keyfile: str | None = None,
+    joins: bool = True,
 ) -> Origin:
-    """Find a model and read its headers; nothing of its weights, unless it is on the hub.
+    """Find a model and read its headers; its weights only where they are on the hub, or to be joined.
 
     ``cache``: the root of what is kept, empty where there is none. ``patience``: seconds that a silent
     store is given. ``hub_cache``, ``revision`` and ``report``: as in
-    :func:`hotstart.checkpoint.resolve.resolve`. Raises ConfigError, ModelError and StorageError.
+    :func:`hotstart.checkpoint.resolve.resolve`, ``keyfile`` and ``joins`` as in
+    :func:`hotstart.convert.opening.open_weights`. Raises ConfigError, ModelError and StorageError.
     """
     folder: Folder
     if is_location(source):
@@ -77,7 +87,7 @@ def open_origin(
         folder = ObjectFolder(store, fetch_small_files(store, cache))
     else:
         folder = LocalFolder(resolve(source, revision=revision, hub_cache=hub_cache, report=report))
-    checkpoint = open_checkpoint(folder)
+    weights = open_weights(folder, keyfile=keyfile, joins=joins)
     small = _small_files(folder)
     if "config.json" not in small:
         raise ModelError(
@@ -85,7 +95,8 @@ def open_origin(
             expected="a model's directory with config.json, tokenizer files and weights",
             advice="Copy config.json and the tokenizer files from where the weights came from",
         )
-    return Origin(folder.path, folder, checkpoint, small)
+    readers = 1 if isinstance(weights.checkpoint.folder, TensorizerFolder) else READERS
+    return Origin(folder.path, folder, weights.checkpoint, small, weights.tensors, readers)
 
 
 def _small_files(folder: Folder) -> dict[str, SmallFile]:

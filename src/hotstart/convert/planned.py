@@ -45,7 +45,14 @@ class Constant(Struct, frozen=True):
     ranks: tuple[int, ...]
 
 
-Piece: TypeAlias = "Stretch | Columns | Constant"
+class Interleaved(Struct, frozen=True):
+    """A matrix for one rank, of which each of several stored ones has some columns: row by row."""
+
+    refs: tuple[TensorRef, ...]
+    rows: int
+
+
+Piece: TypeAlias = "Stretch | Columns | Constant | Interleaved"
 
 
 class Planned(Struct, frozen=True):
@@ -89,15 +96,26 @@ class PlannedFile(Struct, frozen=True):
 class Chunk(Struct, frozen=True):
     """What is read at once. ``piece`` is what it belongs to; ``offset`` is absolute in the file."""
 
-    piece: Stretch | Columns
+    piece: Stretch | Columns | Interleaved
     file: int
     offset: int
     nbytes: int
 
 
 def chunks(piece: Piece, most: int) -> Iterator[Chunk]:
-    """The reads of a piece, of at most ``most`` bytes; of columns whole rows, at least one."""
+    """The reads of a piece, of at most ``most`` bytes; of columns whole rows, at least one.
+
+    Of interleaved matrices the same rows of all of them follow each other, together of as many bytes.
+    """
     if isinstance(piece, Constant):
+        return
+    if isinstance(piece, Interleaved):
+        pitches = [ref.nbytes // piece.rows for ref in piece.refs]
+        block = max(1, most // sum(pitches))
+        for row in range(0, piece.rows, block):
+            for ref, pitch in zip(piece.refs, pitches, strict=True):
+                rows = min(block, piece.rows - row)
+                yield Chunk(piece, ref.file, ref.offset + row * pitch, rows * pitch)
         return
     start, total, step = piece.ref.offset, 0, most
     if isinstance(piece, Columns):
@@ -114,6 +132,8 @@ def _pieces_of(tensor: Planned, ranks: range) -> tuple[Piece, ...]:
     for piece in tensor.pieces:
         if isinstance(piece, Columns):
             found.append(replace(piece, cuts=piece.cuts[ranks.start : ranks.stop]))
+        elif isinstance(piece, Interleaved):
+            found.append(piece)
         elif own := tuple(rank - ranks.start for rank in piece.ranks if rank in ranks):
             found.append(replace(piece, ranks=own))
     return tuple(found)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from hotstart.checkpoint.base import Checkpoint
-from hotstart.convert.planned import Chunk, Columns, Constant, Planned, chunks
+from hotstart.convert.planned import Chunk, Columns, Constant, Interleaved, Planned, chunks
 from hotstart.storage.source import Source
 
 Write = Callable[[int, "memoryview | bytes"], None]
 """Takes the next bytes of a rank."""
 
-_READERS = 4
+READERS = 4
 _CHUNK = 16 << 20
 _SMALLEST = 64 << 10
 _CONSTANTS = 1 << 20
@@ -23,18 +23,19 @@ _CONSTANTS = 1 << 20
 class Reader:
     """``with Reader(checkpoint, limit) as reader: reader.deliver(tensor, write)``.
 
-    ``limit``: bytes that may be in flight, beyond which only a matrix row is ever read.
+    ``limit``: bytes that may be in flight, beyond which only a matrix row is ever read. ``readers``:
+    threads; one reads everything in order.
     """
 
-    def __init__(self, checkpoint: Checkpoint, limit: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, limit: int, readers: int = READERS) -> None:
         assert checkpoint.folder is not None
         self._checkpoint = checkpoint
         self._folder = checkpoint.folder
-        self._most = max(_SMALLEST, min(_CHUNK, limit // (_READERS + 2)))
+        self._most = max(_SMALLEST, min(_CHUNK, limit // (READERS + 2)))
         self._ahead = max(1, limit // self._most - 2)  # one is handed over, and may be cut into another
         self._sources: dict[int, Source] = {}
         self._cancel = threading.Event()
-        self._pool = ThreadPoolExecutor(min(_READERS, self._ahead), thread_name_prefix="convert")
+        self._pool = ThreadPoolExecutor(min(readers, self._ahead), thread_name_prefix="convert")
 
     def __enter__(self) -> Reader:
         return self
@@ -63,9 +64,10 @@ class Reader:
                 if isinstance(piece, Constant):
                     _repeat(piece, take)
                     continue
-                for _ in chunks(piece, self._most):
-                    chunk, data = next(arriving)
-                    _hand_over(chunk, data, take)
+                several = len(piece.refs) if isinstance(piece, Interleaved) else 1
+                for place, _ in enumerate(chunks(piece, self._most)):
+                    if place % several == 0:
+                        _hand_over([next(arriving) for _ in range(several)], take)
             whole(tensor)
 
     def _chunks_of(self, tensor: Planned) -> Iterator[Chunk]:
@@ -96,8 +98,13 @@ class Reader:
         return source
 
 
-def _hand_over(chunk: Chunk, data: memoryview, write: Write) -> None:
+def _hand_over(arrived: Sequence[tuple[Chunk, memoryview]], write: Write) -> None:
+    chunk, data = arrived[0]
     piece = chunk.piece
+    if isinstance(piece, Interleaved):
+        rows = chunk.nbytes // (piece.refs[0].nbytes // piece.rows)
+        write(0, _interleave([part for _, part in arrived], rows))
+        return
     if not isinstance(piece, Columns):
         for rank in piece.ranks:
             write(rank, data)
@@ -109,6 +116,17 @@ def _hand_over(chunk: Chunk, data: memoryview, write: Write) -> None:
             begin = row * piece.pitch + start
             out[row * width : (row + 1) * width] = data[begin : begin + width]
         write(rank, memoryview(out))
+
+
+def _interleave(parts: Sequence[memoryview], rows: int) -> memoryview:
+    """The first row of each part, then the second of each, and so on."""
+    widths = [len(part) // rows for part in parts]
+    out, at = bytearray(rows * sum(widths)), 0
+    for row in range(rows):
+        for part, width in zip(parts, widths, strict=True):
+            out[at : at + width] = part[row * width : (row + 1) * width]
+            at += width
+    return memoryview(out)
 
 
 def _repeat(piece: Constant, write: Write) -> None:
