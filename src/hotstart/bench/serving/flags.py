@@ -260,6 +260,14 @@ _OUTPUT = Group(
     flag("--metadata", to="metadata", kind=Many(Pair()), default=(), help="kept in the result"),
     flag("--plot", to="plot", kind=Text("FILE"), help="draw it, as PNG (needs hotstart[plot])"),
 )
+_OTHER_DATASETS = (
+    "--asr-max-audio-len-sec", "--asr-min-audio-len-sec", "--bfcl-categories", "--blazedit-max-distance",
+    "--blazedit-min-distance", "--random-mm-base-items-per-request", "--random-mm-bucket-config",
+    "--random-mm-limit-mm-per-prompt", "--random-mm-num-mm-items-range-ratio", "--speed-bench-category",
+    "--speed-bench-dataset-subset", "--speed-bench-output-len", "--timed-trace-chunk-hash-size",
+    "--timed-trace-label-hash-ids", "--timed-trace-label-input-length", "--timed-trace-label-output-length",
+    "--timed-trace-label-timestamp", "--timed-trace-sec-multiplier",
+)  # fmt: skip
 _PICTURE = "--plot FILE.png draws TTFT, ITL and tokens a second"
 _KNOWN = Group(
     "Known from vLLM",
@@ -287,6 +295,12 @@ _KNOWN = Group(
     refused("--lora-modules", kind=Many(Text()), because="one model is measured", instead="--model ADAPTER"),
     refused("--lora-assignment", kind=Text(), because="one model is measured"),
     refused("--self-timed", because="no dataset here has times of its own", instead="--request-rate"),
+    no_effect("--custom-ensure-client-side-data", because="what a prompt holds is text"),
+    *(
+        refused(name, kind=Text(), because="that dataset is not here", instead="--dataset-name custom")
+        for name in _OTHER_DATASETS
+    ),
+    refused("--no-reranker", because="answers are measured, no ranks"),
     refused("--plot-timeline", because="there is another picture", instead=_PICTURE),
     refused("--timeline-itl-thresholds", kind=Text(), because="there is another picture", instead=_PICTURE),
     refused("--plot-dataset-stats", because="there is another picture", instead=_PICTURE),
