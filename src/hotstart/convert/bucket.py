@@ -175,8 +175,8 @@ class _Upload:
         writer, self._writer, self._whole = self._writer, None, None
         if writer is not None:
             given_up = ConnectionAbortedError("the conversion ended early")
-            with suppress(Exception):
-                writer.flush()  # a part that arrives after its upload was given up would stay
+            # Parts under way are cut off, not waited for: obstore's writer has no way to. One that a store
+            # has whole by then is the store's to refuse, or to remove with the upload.
             with suppress(Exception):
                 writer.__exit__(ConnectionAbortedError, given_up, None)
 
